@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results to verdicts: checks, invariants, pair statistics, curves."""
