@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The typed recipe: what a resolved YAML must look like before anything is started.
 
-`recipes/sft.yaml` holds the defaults and documents every key; this module holds the types. The key tree is the
-one that the field's ``run_sft.py`` examples use, so that their command lines carry over. Every model forbids
-unknown keys and is strict: ``dim: 8.0`` or ``enabled: "true"`` are errors, not conversions.
+`recipes/sft.yaml` holds the defaults and documents every key; this module holds the types. The key tree is
+the one that the field's ``run_sft.py`` examples use, so that their command lines carry over. Every model
+forbids unknown keys and is strict: ``dim: 8.0`` or ``enabled: "true"`` are errors, not conversions.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Optimizer(Block):
 
 
 class Scheduler(Block):
-    """Learning rate over steps: linear warm-up from zero, then constant, linear or cosine to `min_lr_ratio`."""
+    """Learning rate: linear warm-up from zero, then constant, linear or cosine down to `min_lr_ratio`."""
 
     decay: Literal["constant", "linear", "cosine"]
     warmup_steps: NonNegative

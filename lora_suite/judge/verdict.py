@@ -120,7 +120,7 @@ class SuiteVerdict(Model):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the whole: 130 if interrupted, 4 if nothing was planned, else the worst state's."""
+        """The whole's exit code: 130 if interrupted, 4 if nothing was planned, else the worst state's."""
         if self.interrupted:
             return 130
         return EXIT_CODES[worst(self.states)] if self.states else EXIT_CODES["MISSING"]

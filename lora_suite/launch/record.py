@@ -21,7 +21,7 @@ class Ended(BaseModel):
     """How a run ended.
 
     how: `done` (exit 0), `failed` (own exit status), `killed` (a signal), `oom`, `timeout`, `interrupted`.
-    status: the driver's exit status (128 + signal for a signal). rank, step: where a crash happened, if known.
+    status: the driver's exit status (128 + signal for a signal). rank, step: where it crashed, if known.
     last_lines: the end of the log.
     """
 
