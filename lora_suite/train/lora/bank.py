@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapter bank: every adapter of a model in one flat master, one flat gradient, one optimizer.
+
+Adapters are tiny and many; what costs is the number of tensors, not their size. So all factors of a rank live
+in one buffer: one reduction over data parallel ranks, one over tensor parallel ones for the replicated
+factors, one norm, one AdamW. Sharding wrappers must leave them alone (`fully_shard(ignored_params=…)`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lora_suite.config.schema import Optimizer
+from lora_suite.train.lora.adapter import Adapter
+from lora_suite.train.lora.spec import initialise
+from lora_suite.train.topology import Topology
+
+FACTORS = ("a", "b")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a factor lies in the flat buffers: [start, stop)."""
+
+    adapter: Adapter
+    factor: str
+    start: int
+    stop: int
+
+    @property
+    def key(self) -> str:
+        """Name of the factor, unique in the model."""
+        return f"{self.adapter.name}.{self.factor}"
+
+
+class AdapterBank:
+    """Owns the factors of all adapters of this rank, their gradients and their optimizer.
+
+    Flat buffers: `compute` (what the model multiplies with; the factors are views of it), `gradient` (same
+    dtype; the factors' ``.grad`` are views, into which autograd accumulates), `master` (float32 or float64,
+    what the optimizer updates). Replicated factors come first, so that their part is one slice.
+    """
+
+    def __init__(self, adapters: Sequence[Adapter], topology: Topology, model_dtype: torch.dtype) -> None:
+        if not adapters:
+            raise ValueError("no adapters: nothing would be trained")
+        self.adapters = tuple(adapters)
+        self.topology = topology
+        self.dtype = self.adapters[0].spec.dtype or model_dtype
+        self.slots: tuple[Slot, ...] = ()
+        self.replicated = 0
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._allocate()
+
+    # -- construction ---------------------------------------------------------------------------------------
+
+    def _allocate(self) -> None:
+        """Lay out the buffers, initialise the factors, register them with their adapters."""
+        order = sorted(
+            ((adapter, factor) for adapter in self.adapters for factor in FACTORS),
+            key=lambda item: self._is_shard(*item),
+        )
+        slots, start = [], 0
+        for adapter, factor in order:
+            rows, columns = adapter.full_shape(factor)
+            size = rows * columns
+            if self._is_shard(adapter, factor):
+                size //= adapter.tp.size
+            else:
+                self.replicated = start + size
+            slots.append(Slot(adapter, factor, start, start + size))
+            start += size
+        self.slots = tuple(slots)
+        device = self.topology.device
+        master_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        self.master = torch.empty(start, dtype=master_dtype, device=device)
+        self.compute = torch.empty(start, dtype=self.dtype, device=device)
+        self.gradient = torch.zeros(start, dtype=self.dtype, device=device)
+        self.master_gradient = torch.zeros(start, dtype=master_dtype, device=device)
+        for slot in self.slots:
+            self._initialise(slot)
+        self.compute.copy_(self.master)
+        for slot in self.slots:
+            self._register(slot)
+
+    @staticmethod
+    def _is_shard(adapter: Adapter, factor: str) -> bool:
+        return adapter.sharded_dim(factor) is not None
+
+    def _initialise(self, slot: Slot) -> None:
+        """Draw the whole factor from (seed, name) and keep this rank's part: no layout changes a value."""
+        adapter, spec = slot.adapter, slot.adapter.spec
+        digest = hashlib.sha256(f"{spec.seed}:{slot.key}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        whole = torch.empty(adapter.full_shape(slot.factor), dtype=torch.float32)
+        initialise(whole, spec.a_init if slot.factor == "a" else spec.b_init, generator)
+        self.master[slot.start : slot.stop] = adapter.local_part(slot.factor, whole).flatten()
+
+    def _register(self, slot: Slot) -> None:
+        rows, columns = slot.adapter.full_shape(slot.factor)
+        dim = slot.adapter.sharded_dim(slot.factor)
+        if dim == 0:
+            rows //= slot.adapter.tp.size
+        elif dim == 1:
+            columns //= slot.adapter.tp.size
+        parameter = nn.Parameter(self.compute[slot.start : slot.stop].view(rows, columns))
+        parameter.grad = self.gradient[slot.start : slot.stop].view(rows, columns)
+        slot.adapter.register_parameter(slot.factor, parameter)
+
+    def build_optimizer(self, config: Optimizer) -> None:
+        """Create the optimizer over the flat master: one tensor, so one fused update."""
+        self.master.grad = self.master_gradient
+        kwargs = config.kwargs
+        kind = torch.optim.AdamW if config.name.endswith("AdamW") else torch.optim.Adam
+        self._optimizer = kind(
+            [self.master],
+            lr=kwargs.lr,
+            betas=kwargs.betas,
+            eps=kwargs.eps,
+            weight_decay=kwargs.weight_decay,
+            fused=self.master.is_cuda,
+        )
+
+    # -- one step -------------------------------------------------------------------------------------------
+
+    def sync_gradients(self) -> None:
+        """Sum gradients over data parallel ranks, and replicated factors' over tensor parallel ones.
+
+        The loss is already divided by the global batch's tokens, so sums (never averages) are right.
+        """
+        self.master_gradient.copy_(self.gradient)
+        self.topology.dp.sum(self.master_gradient)
+        self.topology.tp.sum(self.master_gradient[: self.replicated])
+
+    def squared_norm(self) -> torch.Tensor:
+        """Squared norm of this model copy's gradient (scalar), replicas counted once.
+
+        Sums over tp for the sharded factors and over pp stages; the result is equal on all ranks.
+        """
+        replicated = self.master_gradient[: self.replicated].square().sum()
+        sharded = self.topology.tp.sum(self.master_gradient[self.replicated :].square().sum())
+        return self.topology.pp.sum(replicated + sharded)
+
+    def clip_gradients(self, max_norm: float | None) -> torch.Tensor:
+        """Scale the gradient to `max_norm`; return the norm before. No host synchronisation."""
+        norm = self.squared_norm().sqrt()
+        if max_norm is not None:
+            # The same guard as torch.nn.utils.clip_grad_norm_, so that both arms clip alike.
+            self.master_gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+
+    def step(self, lr: float) -> None:
+        """Update the master, copy it to what the model multiplies with, clear the gradients."""
+        if self._optimizer is None:
+            raise RuntimeError("build_optimizer() comes first")
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self.compute.copy_(self.master)
+        self.gradient.zero_()
+
+    # -- what invariants, checkpoints and tests look at -----------------------------------------------------
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Every factor of this rank, for wrappers that must ignore them."""
+        return [getattr(slot.adapter, slot.factor) for slot in self.slots]
+
+    def trainable_parameters(self) -> int:
+        """Parameters of all adapters of this pipeline stage, over tp ranks, replicas once."""
+        return sum(
+            rows * columns
+            for adapter in self.adapters
+            for rows, columns in (adapter.full_shape(factor) for factor in FACTORS)
+        )
+
+    def norms(self, buffer: torch.Tensor) -> dict[str, float]:
+        """Norm of each factor's part of one of the flat buffers, by key. Waits for the device."""
+        return {slot.key: float(buffer[slot.start : slot.stop].double().norm()) for slot in self.slots}
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Within it no adapter adds anything."""
+        for adapter in self.adapters:
+            adapter.enabled = False
+        try:
+            yield
+        finally:
+            for adapter in self.adapters:
+                adapter.enabled = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Master copies by factor, and the optimizer's state; this rank's part."""
+        if self._optimizer is None:
+            raise RuntimeError("build_optimizer() comes first")
+        factors = {slot.key: self.master[slot.start : slot.stop].clone() for slot in self.slots}
+        return {"factors": factors, "optimizer": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`; factors that differ in name or size are an error naming them."""
+        if self._optimizer is None:
+            raise RuntimeError("build_optimizer() comes first")
+        factors = state["factors"]
+        expected = {slot.key: slot.stop - slot.start for slot in self.slots}
+        found = {key: value.numel() for key, value in factors.items()}
+        if expected != found:
+            differing = sorted(
+                key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)
+            )
+            raise KeyError(f"adapter factors differ from the checkpoint's: {', '.join(differing[:8])}")
+        for slot in self.slots:
+            self.master[slot.start : slot.stop] = factors[slot.key]
+        self.compute.copy_(self.master)
+        self._optimizer.load_state_dict(state["optimizer"])

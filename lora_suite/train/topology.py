@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where this process stands: its rank, device, and place in the parallel layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One parallel axis seen from this rank: its index on it, the axis' size, the group of its ranks."""
+
+    index: int
+    size: int
+    group: dist.ProcessGroup | None = None
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum `tensor` in place over the axis and return it; free where the axis has one rank."""
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Rank, device and axes. Ranks of equal `dp.index` see the same rows and hold one copy of the model.
+
+    dp: data parallel; tp: tensor parallel; pp: pipeline stages.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    dp: Axis
+    tp: Axis
+    pp: Axis
