@@ -44,6 +44,8 @@ class LoraSpec:
     @classmethod
     def from_config(cls, config: DTensorLora | MegatronLora, seed: int) -> LoraSpec:
         """Build from either backend's block; the dtensor block has no B init: B is zero there."""
+        a_init: str
+        b_init: str
         if isinstance(config, DTensorLora):
             a_init, b_init = config.lora_A_init, "zero"
         else:
