@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One initialisation for every backend: it depends on (seed, name) alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lora_suite.train.models.initialise import Weight, draw, hf_tensors, llama_weights
+
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.02,
+}
+QWEN3 = {**TINY, "model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True}
+BIASED = {**TINY, "attention_bias": True, "mlp_bias": True}
+
+
+@pytest.mark.parametrize("config", [TINY, QWEN3, BIASED], ids=["llama", "qwen3", "biased"])
+def test_lists_what_transformers_builds(config):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    built = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    assert {weight.name: weight.shape for weight in llama_weights(config)} == built
+
+
+def test_counts_parameters_as_by_hand():
+    # Embedding and head 2·256·64; a layer q 64·64, k and v 32·64, o 64·64, mlp 3·64·128, two norms of 64.
+    layer = 64 * 64 * 2 + 2 * 32 * 64 + 3 * 64 * 128 + 2 * 64
+    total = sum(math.prod(weight.shape) for weight in llama_weights(TINY))
+    assert total == 2 * 256 * 64 + 2 * layer + 64
+
+
+def test_begins_with_ones_zeros_and_the_given_spread():
+    tensors = dict(hf_tensors({**BIASED, "initializer_range": 0.05}, 1, torch.float32, "cpu"))
+    assert torch.equal(tensors["model.norm.weight"], torch.ones(64))
+    assert torch.equal(tensors["model.layers.1.mlp.down_proj.bias"], torch.zeros(64))
+    head = tensors["lm_head.weight"]
+    assert head.std().item() == pytest.approx(0.05, rel=0.03)
+    assert abs(head.mean().item()) < 4 * 0.05 / math.sqrt(head.numel())
+
+
+def test_depends_on_seed_and_name_alone():
+    weight = Weight("model.layers.0.mlp.up_proj.weight", (128, 64))
+    torch.manual_seed(1)
+    first = draw(weight, 0.02, 7, torch.float32, "cpu")
+    torch.manual_seed(2)
+    assert torch.equal(first, draw(weight, 0.02, 7, torch.float32, "cpu"))
+    assert not torch.equal(first, draw(weight, 0.02, 8, torch.float32, "cpu"))
+    other = Weight("model.layers.1.mlp.up_proj.weight", (128, 64))
+    assert not torch.equal(first, draw(other, 0.02, 7, torch.float32, "cpu"))
+    assert torch.equal(first.bfloat16(), draw(weight, 0.02, 7, torch.bfloat16, "cpu"))
+    assert torch.equal(first.double(), draw(weight, 0.02, 7, torch.float64, "cpu"))
+
+
+def test_refuses_a_tensor_without_a_rule():
+    with pytest.raises(ValueError, match=r"backbone\.layers\.0\.mixer\.A_log"):
+        draw(Weight("backbone.layers.0.mixer.A_log", (64,)), 0.02, 1, torch.float32, "cpu")
+
+
+def test_refuses_another_architecture():
+    with pytest.raises(ValueError, match="nemotron_h"):
+        llama_weights({"model_type": "nemotron_h"})
