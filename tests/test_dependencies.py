@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the entry points import: they must start at once, and must not need a training's libraries."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+HEAVY = ("torch", "transformers", "peft", "megatron", "scipy", "tensorboard", "wandb")
+
+
+@pytest.mark.parametrize("module", ["check_metrics", "lora_suite"])
+def test_help_imports_nothing_heavy(module: str) -> None:
+    program = (
+        "import runpy, sys\n"
+        f"sys.argv = ['{module}', '--help']\n"
+        "try:\n"
+        f"    runpy.run_module('{module}', run_name='__main__')\n"
+        "except SystemExit as end:\n"
+        "    assert not end.code\n"
+        f"print('heavy:', [name for name in {HEAVY!r} if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("heavy: []\n")
+
+
+@pytest.mark.parametrize("module", ["check_metrics", "lora_suite"])
+def test_help_starts_in_under_three_tenths_of_a_second(module: str) -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, check=True, timeout=60)
+        return time.perf_counter() - start
+
+    # The best of several is what the program costs; the others are what the machine was busy with.
+    assert min(seconds() for _ in range(8)) < 0.3
