@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -20,7 +20,7 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 class Block(BaseModel):
     """Base of every block: immutable, strict, closed to unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Sft(Block):
@@ -122,7 +122,7 @@ class DTensor(Block):
     """The dtensor backend: a transformers model under FSDP2 and tensor parallelism."""
 
     enabled: bool
-    v2: bool = Field(validation_alias=AliasChoices("_v2", "v2"), serialization_alias="_v2")
+    v2: bool = Field(alias="_v2")
     env_vars: dict[str, str]
     cpu_offload: bool
     sequence_parallel: bool

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks across keys: what is well typed, but contradicts itself or has no implementation here.
+
+Nothing that a recipe asks for is ignored in silence: a key that this trainer cannot honour is refused as soon
+as it leaves its neutral value, with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from lora_suite.config.errors import ConfigError
+from lora_suite.config.schema import DTensorLora, Recipe
+
+Problem = tuple[str, str]  # dotted key, what is wrong with it
+
+
+def check_recipe(recipe: Recipe, origin: Callable[[str], str]) -> None:
+    """Raise ConfigError that lists every contradiction and unavailable feature, one a line."""
+    problems = list(_backends(recipe))
+    if not problems:
+        problems += [
+            *_lora(recipe),
+            *_unavailable(recipe),
+            *_sizes(recipe),
+            *_optimizer(recipe),
+            *_rhythm(recipe),
+            *_data(recipe),
+        ]
+    if problems:
+        raise ConfigError("\n".join(f"{origin(key)}: {key}: {text}" for key, text in problems))
+
+
+def _backends(recipe: Recipe) -> Iterator[Problem]:
+    """Exactly one backend, and LoRA asked for on that one."""
+    policy = recipe.policy
+    dtensor, megatron = policy.dtensor_cfg, policy.megatron_cfg
+    if dtensor.enabled == megatron.enabled:
+        both = "both backends are on" if dtensor.enabled else "no backend is on"
+        yield (
+            "policy.megatron_cfg.enabled",
+            f"{both}; set policy.dtensor_cfg.enabled=true policy.megatron_cfg.enabled=false or the reverse",
+        )
+        return
+    off, on = ("megatron", "dtensor") if dtensor.enabled else ("dtensor", "megatron")
+    idle = megatron.lora_cfg if dtensor.enabled else dtensor.lora_cfg
+    if idle.enabled and not policy.lora.enabled:
+        yield (
+            f"policy.{off}_cfg.lora_cfg.enabled",
+            f"LoRA is on for the {off} backend, which is off; set policy.{on}_cfg.lora_cfg.enabled=true",
+        )
+
+
+def _lora(recipe: Recipe) -> Iterator[Problem]:
+    """LoRA keys that contradict each other."""
+    policy = recipe.policy
+    lora, block = policy.lora, f"policy.{policy.backend}_cfg.lora_cfg"
+    if not lora.enabled:
+        return
+    if lora.target_modules and lora.exclude_modules:
+        yield (
+            f"{block}.exclude_modules",
+            "target_modules and exclude_modules are both set; name what to adapt or what to leave, not both",
+        )
+    if isinstance(lora, DTensorLora):
+        if not policy.dtensor_cfg.v2:
+            yield (
+                "policy.dtensor_cfg._v2",
+                "the first DTensor path has no LoRA; set policy.dtensor_cfg._v2=true",
+            )
+        named = lora.target_modules or lora.exclude_modules
+        if lora.match_all_linear and named:
+            yield (
+                f"{block}.match_all_linear",
+                "is true beside target_modules or exclude_modules; leave it null (it then means all linears "
+                "unless modules are named)",
+            )
+        if lora.match_all_linear is False and not named:
+            yield (
+                f"{block}.match_all_linear",
+                "is false and no target_modules are named: nothing would be adapted",
+            )
+    elif lora.lora_A_init_method == "zero" and lora.lora_B_init_method == "zero":
+        yield f"{block}.lora_A_init_method", "A and B both start at zero, so neither ever gets a gradient"
+
+
+def _unavailable(recipe: Recipe) -> Iterator[Problem]:
+    """Features that the key tree has and this trainer has not."""
+    policy = recipe.policy
+    dtensor, megatron = policy.dtensor_cfg, policy.megatron_cfg
+    table: list[tuple[bool, str, str]] = [
+        (
+            policy.dynamic_batching.enabled,
+            "policy.dynamic_batching.enabled",
+            "dynamic batching is not available",
+        ),
+        (policy.sequence_packing.enabled, "policy.sequence_packing.enabled", "packing is not available"),
+    ]
+    if policy.backend == "dtensor":
+        lora = dtensor.lora_cfg
+        table += [
+            (
+                lora.use_triton,
+                "policy.dtensor_cfg.lora_cfg.use_triton",
+                "there is no Triton path; torch's own kernels run (set false)",
+            ),
+            (
+                lora.implementation == "peft",
+                "policy.dtensor_cfg.lora_cfg.implementation",
+                "the PEFT library is not available as an arm (set native)",
+            ),
+            (dtensor.cpu_offload, "policy.dtensor_cfg.cpu_offload", "weights are not offloaded to the CPU"),
+            (
+                dtensor.sequence_parallel,
+                "policy.dtensor_cfg.sequence_parallel",
+                "is available on the megatron backend only",
+            ),
+            (
+                dtensor.context_parallel_size > 1,
+                "policy.dtensor_cfg.context_parallel_size",
+                "context parallelism is not available (set 1)",
+            ),
+            (
+                dtensor.custom_parallel_plan is not None,
+                "policy.dtensor_cfg.custom_parallel_plan",
+                "the built-in plan of the model family is used (set null)",
+            ),
+            (
+                bool(dtensor.automodel_kwargs.keys() - {"force_hf"}),
+                "policy.dtensor_cfg.automodel_kwargs",
+                "models are transformers' own; only force_hf is known, and changes nothing",
+            ),
+        ]
+    else:
+        table += [
+            (
+                megatron.lora_cfg.a2a_experimental,
+                "policy.megatron_cfg.lora_cfg.a2a_experimental",
+                "no all-to-all path: adapters join the layer's own reduction and need none (set false)",
+            ),
+            (
+                megatron.context_parallel_size > 1,
+                "policy.megatron_cfg.context_parallel_size",
+                "context parallelism is not available (set 1)",
+            ),
+            (
+                megatron.expert_model_parallel_size > 1,
+                "policy.megatron_cfg.expert_model_parallel_size",
+                "expert parallelism is not available (set 1)",
+            ),
+            (
+                megatron.expert_tensor_parallel_size > 1,
+                "policy.megatron_cfg.expert_tensor_parallel_size",
+                "expert parallelism is not available (set 1)",
+            ),
+        ]
+    yield from ((key, text) for refused, key, text in table if refused)
+
+
+def _sizes(recipe: Recipe) -> Iterator[Problem]:
+    """The world is made of whole copies of the model; sequence parallelism needs tensor parallelism."""
+    if recipe.world_size % recipe.model_parallel_size:
+        yield (
+            "cluster.gpus_per_node",
+            f"{recipe.world_size} processes (cluster.num_nodes × cluster.gpus_per_node) cannot be split into "
+            f"groups of {recipe.model_parallel_size} (tensor × pipeline × context parallel size)",
+        )
+    megatron = recipe.policy.megatron_cfg
+    if (
+        recipe.policy.backend == "megatron"
+        and megatron.sequence_parallel
+        and megatron.tensor_model_parallel_size == 1
+    ):
+        yield (
+            "policy.megatron_cfg.sequence_parallel",
+            "splits over the tensor parallel ranks, of which there is one; "
+            "set policy.megatron_cfg.tensor_model_parallel_size=2 or more, or false",
+        )
+
+
+def _optimizer(recipe: Recipe) -> Iterator[Problem]:
+    """Megatron's copies of keys that both backends have must agree with them."""
+    policy = recipe.policy
+    if policy.backend != "megatron":
+        return
+    optimizer = policy.megatron_cfg.optimizer
+    if optimizer.clip_grad != policy.max_grad_norm:
+        yield (
+            "policy.megatron_cfg.optimizer.clip_grad",
+            f"is {optimizer.clip_grad}, but policy.max_grad_norm is {policy.max_grad_norm}; "
+            "set policy.max_grad_norm, which clip_grad follows",
+        )
+    lowest = optimizer.lr * policy.scheduler.min_lr_ratio
+    if not math.isclose(optimizer.min_lr, lowest, rel_tol=1e-6, abs_tol=1e-15):
+        yield (
+            "policy.megatron_cfg.optimizer.min_lr",
+            f"is {optimizer.min_lr}, but lr × policy.scheduler.min_lr_ratio is {lowest}; "
+            "set policy.scheduler.min_lr_ratio, which min_lr follows",
+        )
+
+
+def _rhythm(recipe: Recipe) -> Iterator[Problem]:
+    """Validation needs rows; the best checkpoint needs a validation at the step it is saved."""
+    sft, checkpointing, data = recipe.sft, recipe.checkpointing, recipe.data
+    validates = bool(sft.val_period) or sft.val_at_start or sft.val_at_end
+    if validates and data.validation is None and not data.train.split_validation_size:
+        yield (
+            "sft.val_period",
+            "validation is on, but there are no rows for it; set data.validation or "
+            "data.train.split_validation_size, or switch it off (sft.val_period=0 sft.val_at_start=false "
+            "sft.val_at_end=false)",
+        )
+    if not checkpointing.enabled or checkpointing.metric_name is None:
+        return
+    if not checkpointing.metric_name.startswith(("val:", "train:")):
+        yield (
+            "checkpointing.metric_name",
+            f"is {checkpointing.metric_name!r}; write val:val_loss, train:loss or null",
+        )
+    elif checkpointing.metric_name.startswith("val:") and (
+        not sft.val_period or checkpointing.save_period % sft.val_period
+    ):
+        yield (
+            "checkpointing.metric_name",
+            f"is a validation metric, but checkpoints come every {checkpointing.save_period} steps and "
+            f"validations every {sft.val_period or 'never'}; make checkpointing.save_period a multiple of "
+            "sft.val_period, or set checkpointing.metric_name=null",
+        )
+
+
+def _data(recipe: Recipe) -> Iterator[Problem]:
+    """Every source of rows names one source; inputs fit into the sequence."""
+    data = recipe.data
+    for name, source in (("train", data.train), ("validation", data.validation)):
+        if source is not None and (source.data_path is None) == (source.dataset_name is None):
+            yield f"data.{name}", "set either data_path (a JSONL file) or dataset_name (of the hub)"
+    if data.max_input_seq_length > recipe.policy.max_total_sequence_length:
+        yield (
+            "data.max_input_seq_length",
+            f"is {data.max_input_seq_length}, more than policy.max_total_sequence_length "
+            f"({recipe.policy.max_total_sequence_length})",
+        )

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nearest valid name for one that is not known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, names: Iterable[str], count: int = 1) -> list[str]:
+    """Return up to `count` of `names` that look like `name`, best first; none if nothing comes near."""
+    by_lower = {candidate.lower(): candidate for candidate in names}
+    close = difflib.get_close_matches(name.lower(), list(by_lower), n=count, cutoff=0.5)
+    return [by_lower[match] for match in close]
+
+
+def nearest_key(key: str, keys: Iterable[str]) -> str | None:
+    """Return the dotted key nearest to `key`: one with the same parent or the same last word comes first."""
+    known = list(keys)
+    parent, _, leaf = key.rpartition(".")
+    siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == parent}
+    if close := nearest(leaf, siblings):
+        return siblings[close[0]]
+    if namesakes := [name for name in known if name.rpartition(".")[2] == leaf]:
+        return (nearest(key, namesakes) or namesakes)[0]
+    return next(iter(nearest(key, known)), None)
