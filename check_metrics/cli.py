@@ -165,15 +165,17 @@ def _files(file: Path, name: str | None, arms: Sequence[str]) -> dict[str, Path]
     """File of each arm; FILE is `data`, and `name` too."""
     files = {DATA: file}
     if name is not None:
-        _require_name(name, set())
+        _require_name(name, ())
         files[name] = file
+    inputs = [file]
     for given in arms:
         arm, separator, path = given.partition("=")
         if not separator or not path:
             raise click.UsageError(f"--arm {given!r}: write NAME=FILE, for example full=full/metrics.json")
         _require_name(arm, files)
         files[arm] = Path(path)
-    if sum(path == STDIN for path in {arm: path for arm, path in files.items() if arm != name}.values()) > 1:
+        inputs.append(files[arm])
+    if inputs.count(STDIN) > 1:
         raise click.UsageError("standard input (-) can be read once; give the other runs as files")
     return files
 
@@ -209,7 +211,7 @@ def _open(files: Mapping[str, Path], jq_filter: str | None) -> dict[str, Metrics
 
 def _convert(metrics: Mapping[str, Metrics], expressions: Sequence[Expression]) -> None:
     """Convert what the checks read, so that a malformed series is an unusable file and not a failed check."""
-    for arm, pattern in frozenset().union(*(expression.metrics for expression in expressions)):
+    for arm, pattern in {read for expression in expressions for read in expression.metrics}:
         for name in metrics[arm]:
             if name == pattern or fnmatchcase(name, pattern):
                 metrics[arm][name]

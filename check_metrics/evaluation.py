@@ -212,12 +212,12 @@ class Evaluator:
         must be there as named.
         """
         first, stop = series.bounds(start, end)
-        recorded = series.steps[0]
         if closed:
             return first, stop
-        if self.segments and recorded not in self.segments:
-            return max(first, min(self.segments)), stop
-        return max(first, recorded), stop
+        origin = series.steps[0]
+        if self.segments and origin not in self.segments:
+            origin = min(origin, *self.segments)
+        return (origin if start is None else max(first, origin)), stop
 
     def _warmup_ranges(self) -> list[range]:
         return [range(first, first + self.warmup) for first in sorted({1, *self.segments})]

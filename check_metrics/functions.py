@@ -213,7 +213,8 @@ def call(function: Function, windows: Sequence[Series], argument: float | None) 
     arguments = () if argument is None else (argument,)
     try:
         value = function.compute(*windows, *arguments)
-    except OverflowError:
+    except (OverflowError, ValueError):
+        # fsum, exp and ** raise the first, fsum the second where infinities of both signs meet.
         raise DataError(f'the values of "{windows[0].name}" are too large to compute with') from None
     if not math.isfinite(value):
         raise DataError(f'the values of "{windows[0].name}" are too large to compute with')

@@ -169,12 +169,15 @@ class _Reader:
             case ast.Subscript(value=ast.Subscript() as series, slice=key):
                 return StepValue(self.series(series), self._step(key))
             case ast.Subscript():
-                ref = self.series(node)
+                ref = shortened(str(self.series(node)), _SHOWN_TOKEN)
                 raise self.refusal(node, f'a series is no number; write {ref}["1"] or mean({ref})')
             case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()):
                 raise self.refusal(node, "holds or does not; a number is needed here")
             case ast.Name(id=name) if name not in CALLABLE:
-                raise self.refusal(node, f'a name alone is no number; read a series with {name}["METRIC"]')
+                raise self.refusal(
+                    node,
+                    f'a name alone is no number; read a series with {shortened(name, _SHOWN_TOKEN)}["METRIC"]',
+                )
             case _:
                 raise self.refusal(node, "not part of the language")
 

@@ -180,7 +180,7 @@ class Expression:
 
         0 where it names none. Keys under `ray/` are seconds and do not count.
         """
-        return max((step for node in walk(self.tree) for step in _named_steps(node)), default=0)
+        return max([0, *(step for node in walk(self.tree) for step in _named_steps(node))])
 
     @cached_property
     def functions(self) -> frozenset[str]:

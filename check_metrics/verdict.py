@@ -30,7 +30,7 @@ class CheckResult:
 
     @property
     def margin_percent(self) -> float | None:
-        """The smallest margin of the comparisons that decided: those that hold if it passed, else the others."""
+        """The smallest margin of the comparisons that decided: those that hold, for a FAIL the others."""
         margins = (each.margin_percent for each in self.comparisons if each.holds == (self.status == "PASS"))
         return min((margin for margin in margins if margin is not None), default=None)
 
