@@ -17,7 +17,7 @@ from lora_suite.config.paths import locate
 from lora_suite.config.resolvers import BYTES_TOKENIZER
 from lora_suite.config.schema import Recipe
 
-BYTES_VOCABULARY = 259  # 256 bytes, padding, begin, end
+BYTES_VOCABULARY = 259  # 256 bytes, begin, end, padding
 
 
 def preflight(recipe: Recipe, recipe_path: Path) -> Blueprint:
