@@ -20,9 +20,11 @@ SCHEMA_VERSION = 1
 class Ended(BaseModel):
     """How a run ended.
 
-    how: `done` (exit 0), `failed` (own exit status), `killed` (a signal), `oom`, `timeout`, `interrupted`.
-    status: the driver's exit status (128 + signal for a signal). rank, step: where it crashed, if known.
-    last_lines: the end of the log.
+    how: `done` (the training ended by itself and the driver reached its verdict), `failed` (own exit status),
+    `killed` (a signal), `oom`, `timeout`, `interrupted`.
+    status: the driver's exit status (128 + signal for a signal); of a run that is `done` it is the driver's
+    verdict: 0 passed, 1 a check failed, 4 too few steps, 5 no limit for this GPU.
+    rank, step: where it crashed, if known. last_lines: the end of the log.
     """
 
     model_config = ConfigDict(extra="forbid")

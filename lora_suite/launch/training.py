@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lora-suite train`: one training on this machine, from a recipe to the processes of torchrun.
+
+The launching process stays light: it validates, starts torchrun and watches it, and never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from lora_suite.blueprint import preflight
+from lora_suite.config import ConfigError, ResolvedRecipe, load_recipe
+from lora_suite.launch.ending import crash, last_lines, plain, record_end
+from lora_suite.launch.processes import end_run, stop_signals_interrupt, undisturbed
+from lora_suite.launch.record import Ended, RunDir, write_json_atomically
+from lora_suite.launch.starter import root
+
+MARK = "LORA_SUITE_TRAINING_ID"
+CONFIGURATION, CRASHED, INTERRUPTED = 2, 3, 130
+GRACE_SECONDS = 3.0
+_CHUNK = 65536
+_KEPT_CHUNKS = 16
+
+
+def train(config: Path | None, overrides: Sequence[str]) -> int:
+    """Train one recipe on this machine and return the exit status of `lora-suite train`.
+
+    config: None starts from the starter set's ``recipes/sft.yaml``. The run goes to ``LORA_SUITE_RUN_DIR``
+    (default ``results/manual/<time>-<recipe>``). Returns 0; 2 for what is wrong before anything starts; 3 if
+    a rank failed, with the reason in run.json and on stderr; 130 if interrupted.
+    """
+    try:
+        training = _prepare(config or root() / "recipes" / "sft.yaml", overrides)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return CONFIGURATION
+    ended = _run(training)
+    record_end(
+        training.run_dir,
+        ended,
+        run_id=training.run_id,
+        case=training.case,
+        tree=training.resolved.tree,
+    )
+    if ended.how == "done":
+        return 0
+    print(f"error: {ended.message}", file=sys.stderr)
+    return INTERRUPTED if ended.how == "interrupted" else CRASHED
+
+
+@dataclass(frozen=True)
+class _Training:
+    """A training that may start: recipe, where it goes, under which id and name."""
+
+    resolved: ResolvedRecipe
+    run_dir: Path
+    run_id: str
+    case: str
+
+
+def _prepare(config: Path, overrides: Sequence[str]) -> _Training:
+    """Validate everything that can be validated without torch, and write recipe.json for the ranks."""
+    resolved = load_recipe(config, overrides)
+    recipe = resolved.recipe
+    preflight(recipe, config)
+    if recipe.cluster.num_nodes > 1:
+        raise ConfigError(
+            f"cluster.num_nodes={recipe.cluster.num_nodes}: `lora-suite train` uses this machine only; "
+            f"for several nodes run a suite with --launcher slurm, or set cluster.num_nodes=1"
+        )
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError("torch is missing, and training needs it: pip install 'lora-suite[all]'")
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    default = Path("results", "manual", f"{now}-{config.stem}")
+    run_dir = Path(os.environ.get("LORA_SUITE_RUN_DIR") or default).absolute()
+    _refuse_old_metrics(resolved, run_dir)
+    training = _Training(
+        resolved=resolved,
+        run_dir=run_dir,
+        run_id=os.environ.get("LORA_SUITE_RUN_ID") or f"{config.stem}-{secrets.token_hex(4)}",
+        case=os.environ.get("LORA_SUITE_CASE") or config.stem,
+    )
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_json_atomically(
+            run_dir / "recipe.json",
+            {
+                "case": training.case,
+                "run_id": training.run_id,
+                "recipe_path": str(config.absolute()),
+                "tree": resolved.tree,
+            },
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"{run_dir}: cannot be written ({error.strerror}); set LORA_SUITE_RUN_DIR"
+        ) from error
+    return training
+
+
+def _refuse_old_metrics(resolved: ResolvedRecipe, run_dir: Path) -> None:
+    """Raise ConfigError if the run directory holds another run's metrics and this one does not go on."""
+    if not RunDir(run_dir).metrics.exists():
+        return
+    settings = resolved.recipe.checkpointing
+    folder = run_dir / settings.checkpoint_dir
+    continues = settings.enabled and settings.resume and folder.is_dir() and any(folder.iterdir())
+    if not continues:
+        raise ConfigError(
+            f"{run_dir}: holds metrics.json of another run, and there is no checkpoint to continue it from "
+            f"(checkpointing.enabled and checkpointing.resume); set LORA_SUITE_RUN_DIR to a new folder"
+        )
+
+
+def _run(training: _Training) -> Ended:
+    """Start torchrun, forward what it writes, and name how the training ended."""
+    recipe = training.resolved.recipe
+    mark = secrets.token_hex(8)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", str(recipe.cluster.gpus_per_node)),
+        *("-m", "lora_suite.train", str(training.run_dir)),
+    ]
+    tail: deque[bytes] = deque(maxlen=_KEPT_CHUNKS)
+    interrupted = False
+    with stop_signals_interrupt():
+        process = subprocess.Popen(
+            command,
+            env={**_environment(training), MARK: mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # A session of its own: Ctrl-C reaches this process alone, which then ends the ranks in order.
+            start_new_session=True,
+        )
+        try:
+            _forward(process, tail)
+            process.wait()
+        except KeyboardInterrupt:
+            interrupted = True
+        with undisturbed():
+            end_run(process, MARK, mark, grace=GRACE_SECONDS)
+    text = plain(b"".join(tail))
+    if interrupted:
+        return Ended(
+            how="interrupted", status=INTERRUPTED, message="interrupted", last_lines=last_lines(text)
+        )
+    if process.returncode == 0:
+        return Ended(how="done", status=0)
+    return crash(training.run_dir, text, CRASHED)
+
+
+def _environment(training: _Training) -> dict[str, str]:
+    """The ranks' environment: this one, threads that share the cores, then the recipe's own variables."""
+    recipe = training.resolved.recipe
+    policy = recipe.policy
+    block = policy.dtensor_cfg if policy.backend == "dtensor" else policy.megatron_cfg
+    threads = max(1, len(os.sched_getaffinity(0)) // recipe.cluster.gpus_per_node)
+    return {"OMP_NUM_THREADS": str(threads), **os.environ, **block.env_vars}
+
+
+def _forward(process: subprocess.Popen[bytes], tail: deque[bytes]) -> None:
+    """Pass on output as it comes, progress bars included, and keep its end."""
+    assert process.stdout is not None
+    readable = True
+    while chunk := os.read(process.stdout.fileno(), _CHUNK):
+        tail.append(chunk)
+        if readable:
+            try:
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+            except BrokenPipeError:
+                readable = False

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a suite file to a plan: every case resolved and checked, every run in its place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+from lora_suite.blueprint import preflight
+from lora_suite.config import ConfigError, load_recipe
+from lora_suite.config.nearest import nearest
+from lora_suite.plan.comparability import compare_arms, planted_faults
+from lora_suite.plan.driver import read_driver
+from lora_suite.plan.model import Case, DeclaredCheck, Difference, Pair, Plan, PlannedRun
+from lora_suite.plan.order import interleave
+from lora_suite.plan.select import parse_selection
+from lora_suite.plan.suite_file import CaseEntry, PairEntry, SuiteFile, pair_checks, read_suite
+
+
+def load_plan(
+    path: Path,
+    *,
+    select: str | None = None,
+    repeats: int | None = None,
+    arm_overrides: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> Plan:
+    """Resolve a suite into a plan; starts no training.
+
+    select: an expression over case and pair names (`parse_selection`). repeats: runs of every case and arm,
+    in place of what the suite says. arm_overrides: texts ``NAME:KEY=VALUE`` for the case of every arm of that
+    name. overrides: for every case. The order of a case's overrides is the suite's, `overrides`,
+    `arm_overrides`.
+
+    Raises ConfigError for whatever is wrong with the suite, a driver, a recipe or an override.
+    """
+    suite = read_suite(path)
+    chosen = _choose(path, suite, select)
+    by_stem = _overrides_by_stem(chosen, overrides, arm_overrides)
+    today = datetime.now(UTC).date()
+    cases = {
+        stem: load_case(path, chosen.entries.get(stem, CaseEntry(case=stem)), by_stem[stem], today)
+        for stem in by_stem
+    }
+    pairs = tuple(_pair(suite, entry, cases, repeats) for entry in chosen.pairs)
+    runs = tuple(_runs(pairs, chosen.alone, repeats or suite.repeats))
+    return Plan(
+        suite=path.stem,
+        path=path,
+        cases=cases,
+        pairs=pairs,
+        runs=runs,
+        budget_gpu_hours=suite.budget_gpu_hours,
+        name=suite.name,
+        description=suite.description,
+    )
+
+
+def load_case(suite: Path, entry: CaseEntry, overrides: Sequence[str], today: date) -> Case:
+    """Find the recipe and driver of a case beside its suite, and resolve both with the overrides."""
+    recipe_path = _beside(suite, "recipes", entry.case, "yaml")
+    driver_path = _beside(suite, "scripts", entry.case, "sh")
+    record = read_driver(driver_path, overrides)
+    if not record.train:
+        raise ConfigError(f"{driver_path}: never calls train")
+    # A driver that trains twice continues its own run: the last training says what the run has become.
+    resolved = load_recipe(recipe_path, record.train[-1])
+    preflight(resolved.recipe, recipe_path)
+    own = tuple(DeclaredCheck(expression=text, line=0, file=suite) for text in entry.checks)
+    return Case(
+        stem=entry.case,
+        recipe_path=recipe_path,
+        driver_path=driver_path,
+        recipe=resolved.recipe,
+        tree=resolved.tree,
+        overrides=tuple(overrides),
+        steps=record.steps,
+        minutes=record.minutes,
+        checks=record.declared_checks(driver_path, today) + own,
+    )
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What a selection leaves: pairs, the cases that run outside them, and all entries by stem."""
+
+    pairs: list[PairEntry]
+    alone: list[str]
+    entries: dict[str, CaseEntry]
+
+    @property
+    def stems(self) -> list[str]:
+        """Every stem that is needed, in order."""
+        return list(
+            dict.fromkeys([*(stem for pair in self.pairs for stem in pair.arms.values()), *self.alone])
+        )
+
+
+def _choose(path: Path, suite: SuiteFile, select: str | None) -> _Chosen:
+    """Apply a selection. A pair is taken whole, if the expression holds of its name and its arms' stems.
+
+    A pair that reuses runs is taken by its own name, or where what is taken already makes all its runs; taken
+    by name alone, it makes its runs itself.
+    """
+    matches = parse_selection(select) if select is not None else lambda names: True
+    makers = [pair for pair in suite.pairs if not pair.reuse and matches([pair.name, *pair.arms.values()])]
+    paired = {stem for pair in suite.pairs if not pair.reuse for stem in pair.arms.values()}
+    alone = [entry.case for entry in suite.cases if entry.case not in paired and matches([entry.case])]
+    made = {stem for pair in makers for stem in pair.arms.values()} | set(alone)
+    pairs = []
+    for pair in suite.pairs:
+        needs = set(pair.arms.values()) - made
+        if not pair.reuse:
+            pairs += [pair] if pair in makers else []
+        elif needs and select is None:
+            raise ConfigError(
+                f"{path}: pair {pair.name} reuses runs, but nothing else runs {', '.join(sorted(needs))}"
+            )
+        elif matches([pair.name]):
+            pairs.append(pair.model_copy(update={"reuse": False}) if needs else pair)
+        elif not needs and matches([pair.name, *pair.arms.values()]):
+            pairs.append(pair)
+    if not pairs and not alone:
+        names = [*(pair.name for pair in suite.pairs), *(entry.case for entry in suite.cases)]
+        raise ConfigError(f"{path}: -k {select!r} matches nothing; there are {', '.join(names)}")
+    return _Chosen(pairs, alone, {entry.case: entry for entry in suite.cases})
+
+
+def _overrides_by_stem(
+    chosen: _Chosen, overrides: Sequence[str], arm_overrides: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return what each case's driver is to be started with."""
+    by_arm: dict[str, list[str]] = {arm: [] for pair in chosen.pairs for arm in pair.arms}
+    for text in arm_overrides:
+        arm, colon, override = text.partition(":")
+        if not colon or not override:
+            raise ConfigError(f"--arm {text!r}: write NAME:KEY=VALUE, as in lora:debug.faults.slow_step=3.0")
+        if arm not in by_arm:
+            known = ", ".join(by_arm) or "none"
+            raise ConfigError(f"--arm {text!r}: no pair has an arm {arm!r}; there are: {known}")
+        by_arm[arm].append(override)
+    found = {}
+    for stem in chosen.stems:
+        own = chosen.entries[stem].overrides if stem in chosen.entries else []
+        arms = dict.fromkeys(arm for pair in chosen.pairs for arm, case in pair.arms.items() if case == stem)
+        found[stem] = [*own, *overrides, *(text for arm in arms for text in by_arm[arm])]
+    return found
+
+
+def _pair(suite: SuiteFile, entry: PairEntry, cases: dict[str, Case], repeats: int | None) -> Pair:
+    """Build one pair, with what makes its arms incomparable; every arm is compared with the first."""
+    first, *others = [cases[stem] for stem in entry.arms.values()]
+    found: dict[str, Difference] = {}
+    faults: dict[str, Difference] = {}
+    for other in others:
+        found |= {found.key: found for found in compare_arms(first.tree, other.tree, entry.allow)}
+        faults |= {fault.key: fault for fault in planted_faults(first.tree, other.tree)}
+    return Pair(
+        name=entry.name,
+        arms=dict(entry.arms),
+        checks=pair_checks(entry),
+        repeats=repeats or entry.repeats or suite.repeats,
+        reuse=entry.reuse,
+        warmup=suite.warmup,
+        allow=tuple(entry.allow),
+        not_comparable=tuple(found.values()),
+        faults=tuple(faults.values()),
+    )
+
+
+def _runs(pairs: Sequence[Pair], alone: Sequence[str], repeats: int) -> Iterator[PlannedRun]:
+    """Yield all runs: pair after pair, each interleaved, then the cases outside pairs, repeat by repeat.
+
+    Repeats count from 1 for each case: a case that several pairs run counts on from one to the next.
+    """
+    done: Counter[str] = Counter()
+    for pair in pairs:
+        if pair.reuse:
+            continue
+        for _, arm in interleave(list(pair.arms), pair.repeats):
+            stem = pair.arms[arm]
+            done[stem] += 1
+            yield PlannedRun(case=stem, repeat=done[stem], pair=pair.name, arm=arm)
+    for repeat in range(1, repeats + 1):
+        for stem in alone:
+            yield PlannedRun(case=stem, repeat=repeat, pair=None, arm=None)
+
+
+def _beside(suite: Path, folder: str, stem: str, suffix: str) -> Path:
+    """Return ``../<folder>/<stem>.<suffix>`` as seen from the suite file, or say which stem comes near."""
+    path = suite.resolve().parent.parent / folder / f"{stem}.{suffix}"
+    if not path.is_file():
+        close = nearest(stem, (other.stem for other in path.parent.glob(f"*.{suffix}")))
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"{suite}: case {stem}: there is no {path}{hint}")
+    return path

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Suite YAML as it is written: which cases and pairs, how often, at what cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from lora_suite.config.errors import ConfigError
+from lora_suite.config.nearest import nearest
+from lora_suite.config.yaml_source import YamlFile, read_yaml
+
+Name = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1)]
+STEP_TIME_BELOW_FULL = 'ratio(lora["timing/train/step_time"], full["timing/train/step_time"]) < 1.00'
+
+
+class Entry(BaseModel):
+    """Base of the suite's parts: strict, closed to unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class CaseEntry(Entry):
+    """A case of the suite: `case` is the stem; more checks than its driver has; overrides of its recipe."""
+
+    case: Name
+    checks: list[Name] = []
+    overrides: list[Name] = []
+
+
+class PairEntry(Entry):
+    """A pair: `arms` maps names to stems; checks read the arms by name.
+
+    A pair of arms `full` and `lora` without checks must have LoRA's step time below full SFT's.
+    allow: key prefixes in which the arms may differ, besides those that every pair allows.
+    reuse: judged on runs that other pairs and cases of the suite make.
+    """
+
+    name: Name
+    arms: Annotated[dict[Name, Name], Field(min_length=2)]
+    repeats: Count | None = None
+    checks: list[Name] = []
+    allow: list[Name] = []
+    reuse: bool = False
+
+    @field_validator("arms")
+    @classmethod
+    def _names_fit_expressions(cls, arms: dict[str, str]) -> dict[str, str]:
+        """Arms are names in check expressions, and each is a case of its own."""
+        for name in arms:
+            if not name.isidentifier() or name == "data":
+                raise ValueError(
+                    f"the arm name {name!r} cannot be used in a check: write letters, digits and _"
+                )
+        if len(set(arms.values())) < len(arms):
+            raise ValueError("two arms are the same case; an arm needs a recipe and driver of its own")
+        return arms
+
+
+class SuiteFile(Entry):
+    """A whole suite.
+
+    repeats: runs of every case, and of every arm of a pair that does not say otherwise. warmup: first steps
+    of each run that pair statistics leave out. budget_gpu_hours: what one run of the suite may cost at most.
+    """
+
+    name: Name
+    description: str = ""
+    repeats: Count = 1
+    warmup: Annotated[int, Field(ge=0)] = 3
+    budget_gpu_hours: Annotated[float, Field(gt=0)] | None = None
+    cases: list[CaseEntry] = []
+    pairs: list[PairEntry] = []
+
+    @field_validator("cases", mode="before")
+    @classmethod
+    def _stems_are_cases(cls, cases: Any) -> Any:
+        """A bare stem is a case without extras."""
+        if not isinstance(cases, list):
+            return cases
+        return [{"case": entry} if isinstance(entry, str) else entry for entry in cases]
+
+
+def read_suite(path: Path) -> SuiteFile:
+    """Read and check one suite file; raises ConfigError naming file, line and key."""
+    source = read_yaml(path)
+    try:
+        suite = SuiteFile.model_validate(source.tree)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_message(source, detail) for detail in error.errors())) from error
+    _refuse_repeated(path, "case", [entry.case for entry in suite.cases])
+    _refuse_repeated(path, "pair", [pair.name for pair in suite.pairs])
+    if not suite.cases and not suite.pairs:
+        raise ConfigError(f"{path}: the suite has neither cases nor pairs; list at least one")
+    for pair in suite.pairs:
+        if not pair_checks(pair):
+            raise ConfigError(
+                f"{path}: pair {pair.name}: checks are missing; "
+                f"only a pair of arms `full` and `lora` has a default"
+            )
+    return suite
+
+
+def pair_checks(pair: PairEntry) -> tuple[str, ...]:
+    """The pair's own checks, or the default of a full/lora pair; empty if it has neither."""
+    if not pair.checks and set(pair.arms) == {"full", "lora"}:
+        return (STEP_TIME_BELOW_FULL,)
+    return tuple(pair.checks)
+
+
+def _refuse_repeated(path: Path, what: str, names: list[str]) -> None:
+    """Raise for a name that stands twice."""
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{path}: the {what} {name} stands twice; keep one")
+
+
+def _message(source: YamlFile, detail: Any) -> str:
+    """One line for one thing that pydantic found, with the nearest key where a key is unknown."""
+    location = detail["loc"]
+    key = ".".join(str(part) for part in location)
+    line = source.lines.get(str(location[0]) if location else "", 0)
+    where = f"{source.path}:{line}" if line else f"{source.path}"
+    if detail["type"] == "extra_forbidden":
+        close = nearest(str(location[-1]), _fields(location))
+        hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(_fields(location))}"
+        return f"{where}: unknown key {key}{hint}"
+    return f"{where}: {key}: {detail['msg'].removeprefix('Value error, ')}"
+
+
+def _fields(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that are valid in the block where a location lies."""
+    blocks: dict[int | str, type[Entry]] = {"cases": CaseEntry, "pairs": PairEntry}
+    block = blocks.get(location[0], SuiteFile) if len(location) > 1 else SuiteFile
+    return list(block.model_fields)
