@@ -103,10 +103,7 @@ def test_record_that_the_training_wrote_is_kept_and_completed(tmp_path: Path) ->
         "recipe_hash": "h",
         "steps_done": 30,
     }
-    body = (
-        f'echo \'{json.dumps(training)}\' | sed "s/\\"ID\\"/\\"$LORA_SUITE_RUN_ID\\"/" > $LORA_SUITE_RUN_DIR/run.json\n'
-        "exit 0\n"
-    )
+    body = f"sed s/ID/$LORA_SUITE_RUN_ID/ > $LORA_SUITE_RUN_DIR/run.json <<< '{json.dumps(training)}'\n"
     run(make_case(tmp_path, body), tmp_path / "run")
     record = RunRecord.read(tmp_path / "run" / "run.json")
     assert record.steps_done == 30
@@ -166,11 +163,12 @@ def test_timeout_leaves_no_process_even_one_that_ignores_sigterm_in_its_own_sess
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupt_cleans_up_and_is_returned(tmp_path: Path, number: signal.Signals) -> None:
-    """In a process of its own: a signal to the launching process, as from Ctrl-C, a CI cancel, a closed terminal."""
+    """The launching process gets a signal, as from Ctrl-C, a CI cancel, a closed terminal."""
     make_case(tmp_path, STUBBORN_RANK)
     run_dir = tmp_path / "run"
     program = (
-        "import sys; from pathlib import Path; from tests.launch.test_local import make_case, run, STUBBORN_RANK\n"
+        "from pathlib import Path\n"
+        "from tests.launch.test_local import make_case, run, STUBBORN_RANK\n"
         f"ended = run(make_case(Path({str(tmp_path)!r}), STUBBORN_RANK), Path({str(run_dir)!r}))\n"
         "print(ended.how)\n"
     )

@@ -81,11 +81,13 @@ class Project:
         """Return what a driver declares in plan mode."""
         done = self.run(driver, *words, LORA_SUITE_PLAN="1")
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        record: dict[str, Any] = json.loads(done.stdout)
+        return record
 
     def evidence(self) -> dict[str, Any]:
         """Return the checks.json that the last run left."""
-        return json.loads((self.run_dir / "checks.json").read_text())
+        evidence: dict[str, Any] = json.loads((self.run_dir / "checks.json").read_text())
+        return evidence
 
 
 @pytest.fixture
