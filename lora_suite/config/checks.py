@@ -27,6 +27,7 @@ def check_recipe(recipe: Recipe, origin: Callable[[str], str]) -> None:
             *_optimizer(recipe),
             *_rhythm(recipe),
             *_data(recipe),
+            *_faults(recipe),
         ]
     if problems:
         raise ConfigError("\n".join(f"{origin(key)}: {key}: {text}" for key, text in problems))
@@ -89,7 +90,20 @@ def _unavailable(recipe: Recipe) -> Iterator[Problem]:
     """Features that the key tree has and this trainer has not."""
     policy = recipe.policy
     dtensor, megatron = policy.dtensor_cfg, policy.megatron_cfg
+    tokenizer, data = policy.tokenizer, recipe.data
     table: list[tuple[bool, str, str]] = [
+        (
+            tokenizer.chat_template is not None,
+            "policy.tokenizer.chat_template",
+            "rows are a prompt and a response, joined as they are; no template is applied (set null)",
+        ),
+        (
+            tokenizer.chat_template_kwargs is not None,
+            "policy.tokenizer.chat_template_kwargs",
+            "no chat template is applied, so it has no arguments (set null)",
+        ),
+        (data.add_generation_prompt, "data.add_generation_prompt", "no chat template is applied (set false)"),
+        (data.num_workers > 0, "data.num_workers", "rows are tokenized once, before the first step (set 0)"),
         (
             policy.dynamic_batching.enabled,
             "policy.dynamic_batching.enabled",
@@ -180,8 +194,10 @@ def _sizes(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _optimizer(recipe: Recipe) -> Iterator[Problem]:
-    """Megatron's copies of keys that both backends have must agree with them."""
+    """One kind of torch kernel; Megatron's copies of keys that both backends have agree with them."""
     policy = recipe.policy
+    if policy.optimizer.kwargs.foreach and policy.optimizer.kwargs.fused:
+        yield "policy.optimizer.kwargs.fused", "foreach and fused are both true; torch takes one of them"
     if policy.backend != "megatron":
         return
     optimizer = policy.megatron_cfg.optimizer
@@ -223,9 +239,9 @@ def _rhythm(recipe: Recipe) -> Iterator[Problem]:
     ):
         yield (
             "checkpointing.metric_name",
-            f"is a validation metric, but checkpoints come every {checkpointing.save_period} steps and "
-            f"validations every {sft.val_period or 'never'}; make checkpointing.save_period a multiple of "
-            "sft.val_period, or set checkpointing.metric_name=null",
+            f"is a validation metric, but not every checkpoint (checkpointing.save_period "
+            f"{checkpointing.save_period}) has a validation (sft.val_period {sft.val_period}); make the "
+            "one a multiple of the other, or set checkpointing.metric_name=null",
         )
 
 
@@ -241,3 +257,10 @@ def _data(recipe: Recipe) -> Iterator[Problem]:
             f"is {data.max_input_seq_length}, more than policy.max_total_sequence_length "
             f"({recipe.policy.max_total_sequence_length})",
         )
+
+
+def _faults(recipe: Recipe) -> Iterator[Problem]:
+    """A rank that is to be killed exists, or the planted fault would never show."""
+    fault = recipe.debug.faults.kill_rank_at
+    if fault is not None and int(fault.partition(":")[0]) >= recipe.world_size:
+        yield "debug.faults.kill_rank_at", f"is {fault}, but ranks end at {recipe.world_size - 1}"

@@ -9,6 +9,7 @@ for that block before it merges.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ class Layered:
         except OmegaConfBaseException as error:
             raise ConfigError(f"{file.path}: {str(error).strip().splitlines()[0]}") from error
         self.tree = plain(merged)
+        self.files.append(file.path)
 
     def forget(self, key: str) -> None:
         """Forget where `key` and everything below it was set."""
@@ -58,18 +60,19 @@ class Layered:
 def read_layers(path: Path) -> Layered:
     """Read a recipe and everything it inherits. Raises ConfigError for missing files and cycles."""
     layered = Layered()
-    _collect(path, layered, ())
+    for file in _chain(path, ()):
+        layered.merge(file)
     return layered
 
 
 def inherited_folders(path: Path) -> list[Path]:
     """Return the folders of the recipe and of all files it inherits from, nearest first, without repeats."""
-    files = read_layers(path).files
-    return list(dict.fromkeys(file.resolve().parent for file in reversed(files)))
+    folders = [file.path.resolve().parent for file in _chain(path, ())]
+    return list(dict.fromkeys(reversed(folders)))
 
 
-def _collect(path: Path, layered: Layered, chain: tuple[Path, ...]) -> None:
-    """Merge the parents of `path`, depth first, then `path` itself."""
+def _chain(path: Path, chain: tuple[Path, ...]) -> list[YamlFile]:
+    """Return the files that `path` inherits from, depth first, then `path` itself; without ``defaults``."""
     identity = path.resolve()
     if identity in chain:
         names = " -> ".join(str(link) for link in (*chain[chain.index(identity) :], identity))
@@ -81,6 +84,7 @@ def _collect(path: Path, layered: Layered, chain: tuple[Path, ...]) -> None:
         parents = [parents]
     if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
         raise ConfigError(f"{path}:{line}: `defaults` must be a file name or a list of file names")
+    files = []
     for parent in parents:
         parent_path = path.parent / parent
         if not parent_path.is_file():
@@ -88,9 +92,8 @@ def _collect(path: Path, layered: Layered, chain: tuple[Path, ...]) -> None:
                 f"{path}:{line}: `defaults` names {parent}, but there is no file {parent_path}; "
                 f"paths count from the folder of the file that names them"
             )
-        _collect(parent_path, layered, (*chain, identity))
-    layered.merge(file)
-    layered.files.append(path)
+        files += _chain(parent_path, (*chain, identity))
+    return [*files, file]
 
 
 def rename_aliases(
@@ -119,6 +122,18 @@ def rename_key(key: str) -> str:
         if key == old or key.startswith(f"{old}."):
             return f"{parent}.{name}{key[len(old) :]}"
     return key
+
+
+def rename_references(value: Any) -> Any:
+    """Return a tree in which interpolations refer to blocks under the names used here."""
+    if isinstance(value, dict):
+        return {key: rename_references(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [rename_references(item) for item in value]
+    if isinstance(value, str) and "${" in value:
+        for parent, other, name in ALIASES:
+            value = re.sub(rf"\$\{{{re.escape(parent)}\.{other}\b", f"${{{parent}.{name}", value)
+    return value
 
 
 def _take_markers(block: Any, lines: dict[str, int], path: Path, prefix: str = "") -> list[str]:

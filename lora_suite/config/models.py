@@ -2,12 +2,14 @@
 """The architecture that ``policy.model_name`` means: a JSON file, a folder, or a hub name with a local JSON.
 
 A hub name needs no network where a file in a ``models/`` folder beside the recipe (or beside a file that it
-inherits from) states it as its ``_name_or_path``, which is where transformers writes a model's name.
+inherits from) states it as its ``_name_or_path``, which is where transformers writes a model's name. Case
+does not matter, nor do ``-Base`` and ``-Instruct``: those models share their shape.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,14 @@ def find_config(model_name: str, recipe_path: Path) -> Path | None:
         return path
     for folder in search_folders(recipe_path):
         for candidate in sorted((folder / "models").glob("*.json")):
-            if str(read_config(candidate).get("_name_or_path", "")).lower() == model_name.lower():
+            if _release(str(read_config(candidate).get("_name_or_path", ""))) == _release(model_name):
                 return candidate
     return None
+
+
+def _release(model_name: str) -> str:
+    """Return the name without case and without what tells tuned models of one shape apart."""
+    return re.sub(r"-(base|instruct)(?=-|$)", "", model_name.lower())
 
 
 def read_config(path: Path) -> dict[str, Any]:

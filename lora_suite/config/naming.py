@@ -40,7 +40,7 @@ def check_stem(stem: str, recipe: Recipe) -> None:
         key = f"policy.{recipe.policy.backend}_cfg.lora_cfg.enabled"
         value = str(recipe.policy.lora.enabled).lower()
         problems.append(f"it {'has' if lora_named else 'lacks'} -lora, but {key} is {value}")
-    if re.search(r"(?:^|-)?sp$|sp-", match["layout"]) and not _sequence_parallel(recipe):
+    if "sp" in match["layout"] and not _sequence_parallel(recipe):
         problems.append("it says sp, but sequence_parallel is off")
     if problems:
         raise ConfigError(f"{stem}: the name does not fit the recipe: {'; '.join(problems)}")

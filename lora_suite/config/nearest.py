@@ -16,7 +16,7 @@ def nearest(name: str, names: Iterable[str], count: int = 1) -> list[str]:
 
 def nearest_key(key: str, keys: Iterable[str]) -> str | None:
     """Return the dotted key nearest to `key`: one with the same parent or the same last word comes first."""
-    known = list(keys)
+    known = [name for name in keys if not key.startswith(f"{name}.")]
     parent, _, leaf = key.rpartition(".")
     siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == parent}
     if close := nearest(leaf, siblings):

@@ -20,8 +20,8 @@ from omegaconf.errors import OmegaConfBaseException
 from lora_suite.config.errors import ConfigError
 from lora_suite.config.keys import is_free_form, schema_keys
 from lora_suite.config.layers import Layered, plain, rename_aliases, rename_key
-from lora_suite.config.nearest import nearest_key
 from lora_suite.config.tree import flatten
+from lora_suite.config.typed import valid_names
 
 
 def apply_overrides(layered: Layered, overrides: Sequence[str]) -> dict[str, str]:
@@ -137,5 +137,4 @@ def _unknown(layered: Layered, key: str) -> str:
     recipe = layered.files[-1]
     if key in schema_keys() or is_free_form(key.rpartition(".")[0]):
         return f"{recipe} does not set {key}; +{key}=… adds it"
-    near = nearest_key(key, schema_keys())
-    return f"{recipe} has no key {key}" + (f"; the nearest is {near}" if near else "")
+    return f"{recipe} has no key {key}{valid_names(key)}"

@@ -53,7 +53,6 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> ResolvedRecipe:
     nearest valid name or what to write instead.
     """
     from lora_suite.config.layers import read_layers
-    from lora_suite.config.overrides import apply_overrides
     from lora_suite.config.resolvers import resolve
     from lora_suite.config.typed import to_recipe
 
@@ -61,13 +60,17 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> ResolvedRecipe:
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such recipe{_similar(path)}")
     layered = read_layers(path)
-    deleted = apply_overrides(layered, overrides)
+    deleted: dict[str, str] = {}
+    if overrides:
+        from lora_suite.config.overrides import apply_overrides
+
+        deleted = apply_overrides(layered, overrides)
     origins = dict(layered.origins)
 
     def origin(key: str) -> str:
         return origin_of(key, origins, str(path))
 
-    recipe = to_recipe(resolve(layered.tree, origins, deleted), origin, deleted)
+    recipe = to_recipe(*resolve(layered.tree, deleted), origin, deleted)
     check_recipe(recipe, origin)
     tree = recipe.model_dump(mode="json", by_alias=True)
     return ResolvedRecipe(recipe, tree, path, tuple(overrides), origins)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from lora_suite.config.errors import ConfigError
+from lora_suite.config.layers import rename_references
 
 BYTES_TOKENIZER = "bytes"
 
@@ -61,33 +61,52 @@ def _tokenizer(init: Any, model: Any) -> Any:
 _RESOLVERS = {"add": _add, "sub": _sub, "mul": _mul, "div": _div, "max": _max, "tokenizer": _tokenizer}
 
 
-def resolve(
-    tree: Mapping[str, Any], origins: Mapping[str, str], deleted: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the tree with every interpolation replaced by its value.
+def resolve(tree: Mapping[str, Any], deleted: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the tree with interpolations replaced by their values, and why some could not be.
 
-    Raises ConfigError naming the key, where it was set, and, if what it refers to was deleted, by what.
+    deleted: keys that overrides deleted, with the override. The second result maps each key without a value
+    to its reason; such keys are missing in the first.
     """
     for name, function in _RESOLVERS.items():
         OmegaConf.register_new_resolver(name, function, replace=True)
+    failures: dict[str, str] = {}
     try:
-        resolved = OmegaConf.to_container(OmegaConf.create(dict(tree)), resolve=True, throw_on_missing=True)
-    except MissingMandatoryValue as error:
-        key = error.full_key or "?"
-        raise ConfigError(f"{origins.get(key, '')}: {key} is '???': it must be given a value") from error
+        config = OmegaConf.create(rename_references(dict(tree)))
     except OmegaConfBaseException as error:
-        raise ConfigError(_explain(error, origins, deleted)) from error
-    assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}
+        return {}, {str(error.full_key or "?"): _first_line(error)}
+    return _resolve_block(config, "", failures, deleted), failures
 
 
-def _explain(error: OmegaConfBaseException, origins: Mapping[str, str], deleted: Mapping[str, str]) -> str:
-    """Say which key could not be interpolated, and why."""
-    key = str(error.full_key or "")
-    reason = str(error.msg or error).strip().splitlines()[0]
+def _resolve_block(
+    block: DictConfig, prefix: str, failures: dict[str, str], deleted: Mapping[str, str]
+) -> dict[str, Any]:
+    """Resolve one block and those below it; note what fails and go on."""
+    resolved: dict[str, Any] = {}
+    for name in block:
+        key = prefix + str(name)
+        try:
+            value = block[name]
+            if isinstance(value, DictConfig):
+                resolved[str(name)] = _resolve_block(value, f"{key}.", failures, deleted)
+            else:
+                is_list = isinstance(value, ListConfig)
+                resolved[str(name)] = OmegaConf.to_container(value, resolve=True) if is_list else value
+        except MissingMandatoryValue:
+            failures[key] = f"{key} is '???': it must be given a value"
+        except OmegaConfBaseException as error:
+            failures[key] = _explain(key, error, deleted)
+    return resolved
+
+
+def _explain(key: str, error: OmegaConfBaseException, deleted: Mapping[str, str]) -> str:
+    """Say why a key cannot be resolved; if what it refers to was deleted, by which override."""
+    reason = _first_line(error)
     if isinstance(error, InterpolationKeyError):
         for gone, override in deleted.items():
             if f"'{gone}'" in reason or f"'{gone}." in reason:
                 reason = f"it refers to {gone}, which override {override!r} deleted; set {key} as well"
-    where = origins.get(key)
-    return f"{where + ': ' if where else ''}{key} cannot be resolved: {reason}"
+    return f"{key} cannot be resolved: {reason}"
+
+
+def _first_line(error: OmegaConfBaseException) -> str:
+    return str(error.msg or error).strip().splitlines()[0]

@@ -31,11 +31,17 @@ _WANTED = {
 }
 
 
-def to_recipe(tree: Mapping[str, Any], origin: Callable[[str], str], deleted: Mapping[str, str]) -> Recipe:
+def to_recipe(
+    tree: Mapping[str, Any],
+    failures: Mapping[str, str],
+    origin: Callable[[str], str],
+    deleted: Mapping[str, str],
+) -> Recipe:
     """Type a resolved tree.
 
-    origin: where a dotted key was set. deleted: keys that overrides deleted, with the override. Raises
-    ConfigError that lists every problem, one a line: place, key, and what to write.
+    failures: keys that could not be resolved, with the reason; a wrong type elsewhere may be the cause, so
+    types are reported first. origin: where a dotted key was set. deleted: keys that overrides deleted, with
+    the override. Raises ConfigError that lists every problem, one a line: place, key, and what to write.
     """
     problems = _none_texts(tree)
     try:
@@ -43,11 +49,14 @@ def to_recipe(tree: Mapping[str, Any], origin: Callable[[str], str], deleted: Ma
     except ValidationError as error:
         for entry in error.errors():
             key = ".".join(str(part) for part in entry["loc"])
-            problems.setdefault(key, _problem(entry["type"], key, entry, deleted))
+            if key not in failures:
+                problems.setdefault(key, _problem(entry["type"], key, entry, deleted))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"a value that JSON cannot express: {error}") from error
+    problems = problems or dict(failures)
     if problems:
-        raise ConfigError("\n".join(f"{origin(key)}: {text}" for key, text in problems.items()))
+        lines = [f"{origin(key)}: {text}" for key, text in problems.items()]
+        raise ConfigError("\n".join(sorted(lines, key=lambda line: not line.startswith("override"))))
     return recipe
 
 
@@ -64,9 +73,10 @@ def _problem(kind: str, key: str, entry: Any, deleted: Mapping[str, str]) -> str
     """Say what is wrong with one key, and what to write."""
     value = entry["input"]
     if kind == "extra_forbidden":
-        near = nearest_key(key, schema_keys())
-        return f"unknown key {key}" + (f"; the nearest is {near}" if near else "")
+        return f"unknown key {key}{valid_names(key)}"
     if kind == "missing":
+        if isinstance(value, list):
+            return f"{key.rpartition('.')[0]} is {json.dumps(value)}, which lacks a value"
         if key in deleted:
             return f"{key} is required, but override {deleted[key]!r} deleted it"
         return f"{key} is required and not set (does the recipe inherit from sft.yaml?)"
@@ -79,6 +89,16 @@ def _problem(kind: str, key: str, entry: Any, deleted: Mapping[str, str]) -> str
     if wanted is None:
         return f"{key} is {json.dumps(value)}: {entry['msg'].lower()}"
     return f"{key} must be {wanted}, not {json.dumps(value)}{_remedy(kind, value)}"
+
+
+def valid_names(key: str) -> str:
+    """Return ``; the nearest is …`` for an unknown key, or the names of its block if none comes near."""
+    near = nearest_key(key, schema_keys())
+    if near is not None:
+        return f"; the nearest is {near}"
+    parent = key.rpartition(".")[0]
+    names = sorted(name.rpartition(".")[2] for name in schema_keys() if name.rpartition(".")[0] == parent)
+    return f"; {parent or 'a recipe'} has {', '.join(names)}" if names else ""
 
 
 def _remedy(kind: str, value: Any) -> str:
