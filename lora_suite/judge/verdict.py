@@ -32,13 +32,14 @@ class Model(BaseModel):
 
 
 class CheckVerdict(Model):
-    """One threshold expression or invariant of one run.
+    """One threshold expression, invariant or broken series of one run.
 
+    kind `series`: a metric that is absent, has holes or is not finite; only broken ones are listed.
     value: the checked side's value as text (never truncated). margin_percent: distance to the limit.
     source: file:line of the limit, where known.
     """
 
-    kind: Literal["check", "invariant"]
+    kind: Literal["check", "invariant", "series"]
     name: str
     state: State
     value: str = ""
@@ -48,18 +49,26 @@ class CheckVerdict(Model):
 
 
 class RunVerdict(Model):
-    """One planned run. `checks` is empty where it never got so far."""
+    """One planned run. `checks` is empty where it never got so far.
+
+    state: the worst of `own_state` and the checks. own_state: what became of the run itself, whatever its
+    checks say (ERROR where it broke, MISSING where it fell short). summary: `final_loss` in nats,
+    `median_step_time` in s, `peak_memory_gib`; only what was measured. not_judged: what did not apply,
+    and why.
+    """
 
     case: str
     repeat: int
     pair: str | None
     arm: str | None
     state: State
+    own_state: State = "PASS"
     message: str = ""
     directory: str = ""
     steps_done: int = 0
     steps_planned: int
     seconds: float | None = None
+    summary: dict[str, float] = Field(default_factory=dict)
     checks: list[CheckVerdict] = Field(default_factory=list)
     not_judged: list[str] = Field(default_factory=list)
 
@@ -91,11 +100,16 @@ class PairCheckVerdict(Model):
 
 
 class PairVerdict(Model):
-    """One pair: arms (name to case), its checks, and why it could not be judged, if so."""
+    """One pair: arms (name to case), its checks, and why it could not be judged, if so.
+
+    state: the worst of `own_state` and the checks. own_state: MISSING where a run of an arm is lacking,
+    INCOMPARABLE where the arms differ in more than the pair allows; `message` says which.
+    """
 
     name: str
     arms: dict[str, str]
     state: State
+    own_state: State = "PASS"
     message: str = ""
     checks: list[PairCheckVerdict] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is shown while a suite runs: a live line on a terminal, one line a finished run anywhere else."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from lora_suite.judge.verdict import RunVerdict
+from lora_suite.launch.progress import Progress as Look
+from lora_suite.plan.model import Case, PlannedRun
+from lora_suite.report.terminal import STYLES
+
+_NAME_WIDTH = 38
+
+
+class LiveView:
+    """Shows run i of n, its case, step, loss and time left. Use as a context manager."""
+
+    def __init__(self, console: Console, runs: int) -> None:
+        self._console = console
+        self._runs = runs
+        self._number = 0
+        self._bar = Progress(
+            TextColumn("{task.fields[place]}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[look]}", markup=False),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=1.0, place="", look="")
+
+    def __enter__(self) -> LiveView:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def begin(self, planned: PlannedRun, case: Case) -> None:
+        """Show that the next run has started."""
+        self._number += 1
+        place = f"{self._number}/{self._runs} {planned.case} {planned.repeat}"
+        self._bar.reset(self._task, total=case.steps, place=place, look="starting")
+
+    def look(self, look: Look | None, last_line: str) -> None:
+        """Show where the run is; before its first step, the last line of its log."""
+        if look is None or look.step == 0:
+            self._bar.update(self._task, look=last_line[-_NAME_WIDTH:])
+            return
+        self._bar.update(self._task, completed=look.step, total=look.steps, look=_words(look))
+
+    def end(self, verdict: RunVerdict) -> None:
+        """Leave one line of a finished run behind."""
+        seconds = f" {verdict.seconds:.0f} s" if verdict.seconds is not None else ""
+        line = Text.assemble(
+            f"{self._number}/{self._runs} ",
+            (verdict.state, STYLES[verdict.state]),
+            f" {verdict.case} {verdict.repeat}: {verdict.steps_done}/{verdict.steps_planned} steps{seconds}",
+        )
+        first = verdict.message.partition("\n")[0]
+        if first:
+            line.append(f": {first}")
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def _words(look: Look) -> str:
+    loss = f" loss {look.loss:.3f}" if look.loss is not None else ""
+    left = f" {look.seconds_left:.0f} s left" if look.seconds_left is not None else ""
+    return f"step {look.step}/{look.steps}{loss}{left}"

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lora-suite run --plan`: what would run, what would be judged, and what it costs. Runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from lora_suite.campaign.run import Request, refuse_over_budget
+from lora_suite.config import differences
+from lora_suite.judge.pair import difference_text
+from lora_suite.judge.verdict import EXIT_CODES
+from lora_suite.plan.model import Case, DeclaredCheck, Difference, Pair, Plan
+
+
+def preview(request: Request, console: Console | None = None) -> int:
+    """Print the plan; return 0, or 5 where the arms of a pair cannot be compared.
+
+    Raises ConfigError for a plan that cannot be resolved, or one over its suite's budget (after printing it).
+    """
+    console = console or Console()
+    plan = request.plan()
+    for line in plan_lines(plan):
+        console.print(Text(line), soft_wrap=True, highlight=False)
+    refuse_over_budget(plan)
+    return EXIT_CODES["INCOMPARABLE"] if any(pair.not_comparable for pair in plan.pairs) else 0
+
+
+def plan_lines(plan: Plan) -> Iterator[str]:
+    """The plan as text: runs in order, cases with their checks, pairs with their arms' differences."""
+    yield f"{plan.suite}: {plan.name}" if plan.name else plan.suite
+    yield "runs, in this order:"
+    for number, run in enumerate(plan.runs, 1):
+        place = f"  {run.pair}, arm {run.arm}" if run.pair else ""
+        yield f"  {number:3} {run.case} run {run.repeat}{place}"
+    yield "cases:"
+    for case in plan.cases.values():
+        yield from _case_lines(case, sum(run.case == case.stem for run in plan.runs))
+    if plan.pairs:
+        yield "pairs:"
+    for pair in plan.pairs:
+        yield from _pair_lines(pair, plan)
+    minutes = sum(plan.cases[run.case].minutes for run in plan.runs)
+    budget = f" of {plan.budget_gpu_hours:g} allowed" if plan.budget_gpu_hours is not None else ""
+    yield f"at most {minutes:g} minutes and {plan.gpu_hours:.4g} GPU-hours{budget}, in {len(plan.runs)} runs"
+
+
+def _case_lines(case: Case, runs: int) -> Iterator[str]:
+    cost = f"{case.gpus} processes, at most {case.minutes:g} minutes a run"
+    yield f"  {case.stem}: {runs} runs of {case.steps} steps, {cost}"
+    if case.overrides:
+        yield f"    overrides: {' '.join(case.overrides)}"
+    for check in case.checks:
+        yield f"    {check.expression}{_conditions(check)}"
+
+
+def _conditions(check: DeclaredCheck) -> str:
+    conditions = [f"when {check.when}"] if check.when else []
+    conditions += [f"on {check.on}"] if check.on else []
+    if check.waiver is not None:
+        conditions.append(f"waived until {check.waiver.until}, {check.waiver.issue}")
+    return f"  ({', '.join(conditions)})" if conditions else ""
+
+
+def _pair_lines(pair: Pair, plan: Plan) -> Iterator[str]:
+    arms = ", ".join(f"{arm} = {case}" for arm, case in pair.arms.items())
+    yield f"  {pair.name}: {arms}; {pair.repeats} repeats{', reusing runs' if pair.reuse else ''}"
+    for check in pair.checks:
+        yield f"    {check}"
+    first, *others = pair.arms
+    refused = {difference.key for difference in pair.not_comparable}
+    for other in others:
+        left, right = plan.cases[pair.arms[first]], plan.cases[pair.arms[other]]
+        for found in differences(left.tree, right.tree):
+            mark = "NOT ALLOWED" if found[0] in refused else "differs"
+            yield f"    {mark}: {difference_text(Difference(*found))}"
+    if pair.not_comparable:
+        yield "    INCOMPARABLE: make the arms equal in these keys, or allow them in the suite"

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lora-suite run`: plan, run one after another, judge, print, write down."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+from rich.text import Text
+
+from lora_suite.campaign.live import LiveView
+from lora_suite.config.errors import ConfigError
+from lora_suite.judge.suite import Execution, judge_execution, judge_suite, run_directory
+from lora_suite.judge.verdict import SuiteVerdict
+from lora_suite.launch.local import LocalLauncher
+from lora_suite.launch.processes import stop_signals_interrupt, undisturbed
+from lora_suite.launch.progress import Progress
+from lora_suite.launch.record import Ended, write_json_atomically
+from lora_suite.plan.load import load_plan
+from lora_suite.plan.model import Case, Plan, PlannedRun
+from lora_suite.report import junit, terminal
+
+VERDICT = "verdict.json"
+JUNIT = "junit.xml"
+_BROKE = 3
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for; see `load_plan` for the parts that shape the plan.
+
+    results: folder that gets a new folder for this run of the suite. keep: checkpoints stay.
+    """
+
+    suite: Path
+    overrides: tuple[str, ...] = ()
+    arm_overrides: tuple[str, ...] = ()
+    select: str | None = None
+    repeats: int | None = None
+    results: Path = Path("results")
+    keep: bool = False
+
+    def plan(self) -> Plan:
+        """Resolve the suite; raises ConfigError."""
+        return load_plan(
+            self.suite,
+            select=self.select,
+            repeats=self.repeats,
+            arm_overrides=self.arm_overrides,
+            overrides=self.overrides,
+        )
+
+
+class Launcher(Protocol):
+    """Runs one planned run to its end, whatever that is, and says how it ended."""
+
+    def run(
+        self,
+        case: Case,
+        planned: PlannedRun,
+        run_dir: Path,
+        *,
+        keep: bool,
+        poll: Callable[[Progress | None, str], None],
+    ) -> Ended:
+        """Run it in `run_dir`. An interrupt is returned as `interrupted`, or raised as KeyboardInterrupt."""
+        ...
+
+
+def run_suite(request: Request, launcher: Launcher | None = None, console: Console | None = None) -> int:
+    """Run a suite and return its exit code.
+
+    Raises ConfigError for whatever is found before anything runs: a wrong plan, no budget, no results folder.
+    """
+    console = console or Console()
+    plan = request.plan()
+    refuse_over_budget(plan)
+    results = _results_folder(request.results, plan.suite)
+    verdict = execute(plan, results, launcher or LocalLauncher(), console, keep=request.keep)
+    terminal.render(verdict, console)
+    try:
+        write_json_atomically(results / VERDICT, verdict.model_dump(mode="json"))
+        (results / JUNIT).write_text(junit.render(verdict), encoding="utf-8")
+    except OSError as error:
+        reason = Text(f"error: {error.filename}: {error.strerror}; the verdict above is not stored")
+        console.print(reason, soft_wrap=True)
+        return max(verdict.exit_code, _BROKE)
+    return verdict.exit_code
+
+
+def execute(plan: Plan, results: Path, launcher: Launcher, console: Console, *, keep: bool) -> SuiteVerdict:
+    """Run everything that is planned, one after another, and judge it.
+
+    A run that breaks stops no other. An interrupt stops the suite: what was measured is judged, the rest is
+    MISSING.
+    """
+    started = datetime.now(UTC)
+    clock = time.monotonic()
+    executions: dict[PlannedRun, Execution] = {}
+    interrupted = False
+    with LiveView(console, len(plan.runs)) as view:
+        try:
+            with stop_signals_interrupt():
+                for planned in plan.runs:
+                    interrupted = _run(plan, planned, results, launcher, view, executions, keep=keep)
+                    if interrupted:
+                        break
+        except KeyboardInterrupt:
+            interrupted = True
+    with undisturbed():
+        runs, pairs = judge_suite(plan, results, executions)
+    return SuiteVerdict(
+        suite=plan.suite,
+        started=started.isoformat(timespec="seconds"),
+        seconds=time.monotonic() - clock,
+        directory=str(results),
+        interrupted=interrupted,
+        runs=runs,
+        pairs=pairs,
+    )
+
+
+def refuse_over_budget(plan: Plan) -> None:
+    """Raise ConfigError for a plan that may cost more GPU-hours than its suite allows."""
+    budget = plan.budget_gpu_hours
+    if budget is not None and plan.gpu_hours > budget:
+        raise ConfigError(
+            f"{plan.path}: up to {plan.gpu_hours:g} GPU-hours, over its budget_gpu_hours of {budget:g}; "
+            "raise the budget, or run less (-k, --repeats)"
+        )
+
+
+def _run(
+    plan: Plan,
+    planned: PlannedRun,
+    results: Path,
+    launcher: Launcher,
+    view: LiveView,
+    executions: dict[PlannedRun, Execution],
+    *,
+    keep: bool,
+) -> bool:
+    """Execute one run, note it down and show it; return whether the suite was interrupted."""
+    case = plan.cases[planned.case]
+    run_dir = run_directory(results, planned)
+    view.begin(planned, case)
+    launched = datetime.now(UTC)
+    clock = time.monotonic()
+    try:
+        # A folder that is there already holds another run's files.
+        run_dir.mkdir(parents=True)
+        ended = launcher.run(case, planned, run_dir, keep=keep, poll=view.look)
+    except KeyboardInterrupt:
+        ended = Ended(how="interrupted", status=130, message="interrupted")
+    except OSError as error:
+        ended = Ended(how="failed", status=_BROKE, message=f"{error.filename}: {error.strerror}")
+    executions[planned] = Execution(ended, launched, time.monotonic() - clock)
+    view.end(judge_execution(plan, planned, run_dir, executions[planned]))
+    return ended.how == "interrupted"
+
+
+def _results_folder(root: Path, suite: str) -> Path:
+    """Create the folder of this run of the suite: a new one, named by time and chance."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder = root / suite / f"{stamp}-{secrets.token_hex(3)}"
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename}: {error.strerror}; choose another folder with --results"
+        ) from error
+    return folder

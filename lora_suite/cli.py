@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: one thin group.
+
+Each command imports its room when it is called, so that `--help` starts fast and the light parts stay light.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lora_suite import __version__
+
+USAGE_ERROR = 2
+
+
+class _Group(click.Group):
+    """Turns a configuration error into one message and exit 2, whatever command met it."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from lora_suite.config.errors import ConfigError
+
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(USAGE_ERROR)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="lora-suite")
+def main() -> None:
+    """Tells whether LoRA fine-tuning is still right and still fast.
+
+    \b
+    Example:
+      lora-suite init my-suite && cd my-suite
+      lora-suite run suites/smoke.yaml
+    """
+
+
+@main.command()
+@click.argument("suite", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[OVERRIDE]...")
+@click.option("-k", "select", metavar="EXPR", help="Only cases and pairs whose name matches EXPR.")
+@click.option("--plan", "plan_only", is_flag=True, help="Print what would run and its cost; run nothing.")
+@click.option("--repeats", type=click.IntRange(min=1), help="Runs of every arm, in place of the suite's.")
+@click.option(
+    "--results",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("results"),
+    show_default=True,
+    help="Folder for results.",
+)
+@click.option("--keep", is_flag=True, help="Keep checkpoints of runs that passed.")
+@click.option(
+    "--arm", "arms", metavar="NAME:KEY=VALUE", multiple=True, help="Override one arm. May be repeated."
+)
+def run(
+    suite: Path,
+    overrides: tuple[str, ...],
+    select: str | None,
+    plan_only: bool,
+    repeats: int | None,
+    results: Path,
+    keep: bool,
+    arms: tuple[str, ...],
+) -> None:
+    """Run SUITE: train every case in turn, judge the runs and their pairs, print and store the verdict.
+
+    OVERRIDE is Hydra's (key=value, +new=value, ~key) and goes to every case.
+
+    \b
+    Exit: 0 all passed, 1 a check or pair failed, 2 wrong input (nothing ran),
+    3 a run broke, 4 incomplete, 5 inconclusive or not comparable, 130 interrupted.
+
+    \b
+    Examples:
+      lora-suite run suites/smoke.yaml
+      lora-suite run suites/llama_8b_1n8g.yaml --plan
+      lora-suite run suites/smoke.yaml -k dtensor --arm lora:debug.faults.slow_step=3.0
+    """
+    from lora_suite.campaign.run import Request, run_suite
+
+    request = Request(
+        suite=suite,
+        overrides=overrides,
+        arm_overrides=arms,
+        select=select,
+        repeats=repeats,
+        results=results,
+        keep=keep,
+    )
+    if plan_only:
+        from lora_suite.campaign.preview import preview
+
+        sys.exit(preview(request))
+    sys.exit(run_suite(request))
+
+
+@main.command()
+@click.option("--config", type=click.Path(path_type=Path), help="Recipe; without it, recipes/sft.yaml.")
+@click.argument("overrides", nargs=-1, metavar="[OVERRIDE]...")
+def train(config: Path | None, overrides: tuple[str, ...]) -> None:
+    """Train one recipe on this machine through torchrun.
+
+    Writes to $LORA_SUITE_RUN_DIR, or to a new folder under results/manual/.
+
+    \b
+    Example:
+      lora-suite train --config recipes/sft-tiny-llama-1n2c-fsdp2-lora.yaml sft.max_num_steps=5
+    """
+    from lora_suite.launch.training import train as launch
+
+    sys.exit(launch(config, list(overrides)))
+
+
+@main.group()
+def config() -> None:
+    """Look at recipes.
+
+    \b
+    Example:
+      lora-suite config show recipes/sft-tiny-llama-1n2c-fsdp2-lora.yaml
+    """
+
+
+@config.command()
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[OVERRIDE]...")
+@click.option("--origin", is_flag=True, help="Name the file and line that set each key.")
+def show(recipe: Path, overrides: tuple[str, ...], origin: bool) -> None:
+    """Print RECIPE as it resolves: inherited, overridden, interpolated, checked.
+
+    \b
+    Example:
+      lora-suite config show recipes/sft-tiny-llama-1n2c-fsdp2.yaml ~policy.tokenizer.chat_template
+    """
+    from lora_suite.config import show as render
+
+    click.echo(render(recipe, list(overrides), origin).rstrip("\n"))
+
+
+@main.command()
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print findings as JSON.")
+def lint(paths: tuple[Path, ...], as_json: bool) -> None:
+    """Find what is wrong in recipes, drivers and suites without running them.
+
+    PATH is a file or folder; without any, recipes/, scripts/ and suites/ here.
+    Exit: 0 nothing found, 1 findings, 2 unreadable input.
+
+    \b
+    Example:
+      lora-suite lint suites/smoke.yaml
+    """
+    from lora_suite.campaign.linting import lint_paths
+
+    sys.exit(lint_paths(paths, as_json=as_json))
+
+
+@main.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+def init(directory: Path) -> None:
+    """Copy the starter recipes, drivers and suites into DIRECTORY.
+
+    \b
+    Example:
+      lora-suite init my-suite
+    """
+    from lora_suite.launch.starter import init as copy
+
+    for path in copy(directory):
+        click.echo(path)

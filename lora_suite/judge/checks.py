@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks that a driver declares, judged on the run's own files rather than on the driver's word."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import groupby
+
+from check_metrics import CheckResult, Expression, ExpressionError, Series, evaluate, parse
+from check_metrics.text import number_text
+from lora_suite.judge.evidence import Evidence
+from lora_suite.judge.verdict import CheckVerdict
+from lora_suite.launch.record import RunRecord
+from lora_suite.plan.model import Case, DeclaredCheck
+
+# The arm that a driver's own expressions read: data["train/loss"].
+_ARM = "data"
+_NO_GPU = "no GPU"
+
+
+def judge_checks(case: Case, evidence: Evidence) -> tuple[list[CheckVerdict], list[str]]:
+    """Verdicts of the declared checks that apply to this run, and those that do not, each with the reason.
+
+    Limits for several GPU models stand in one call of the driver's `check`. Where such a call has no limit
+    for this run's GPU, its verdict is INCONCLUSIVE: a machine that nobody set a limit for is no pass.
+    """
+    verdicts: list[CheckVerdict] = []
+    not_judged: list[str] = []
+    gpu = gpu_model(evidence.record)
+    for _, call in groupby(case.checks, key=lambda check: (check.file, check.call)):
+        applying = []
+        for check in call:
+            reason = _unmet_condition(check, evidence.record)
+            if reason is None:
+                applying.append(check)
+            else:
+                not_judged.append(f"{check.expression} ({reason})")
+        limits = [check for check in applying if check.on is not None]
+        elsewhere = [check for check in limits if str(check.on).casefold() not in gpu.casefold()]
+        if limits and len(elsewhere) == len(limits):
+            verdicts.append(_no_limit(limits, gpu, _source(limits[0], case)))
+        not_judged += [f"{check.expression} (limit for {check.on}, this is {gpu})" for check in elsewhere]
+        verdicts += [_judged(check, evidence, case) for check in applying if check not in elsewhere]
+    return verdicts, not_judged
+
+
+def gpu_model(record: RunRecord) -> str:
+    """GPU model of the machine that made the run, or words that say it has none."""
+    strict = record.environment.strict if record.environment is not None else {}
+    return str(strict.get("gpu_model") or _NO_GPU)
+
+
+def absent_data(expression: Expression, arms: Mapping[str, Mapping[str, Series]]) -> str | None:
+    """What the expression reads and a run does not have at all; None where every series and step is there."""
+    for arm, metric in sorted(expression.metrics):
+        if not any(series.steps for name, series in arms[arm].items() if fnmatchcase(name, metric)):
+            return f'{arm}["{metric}"] is not in metrics.json'
+    for arm, metric, step in sorted(expression.steps):
+        if arms[arm][metric].at(step) is None:
+            return f'{arm}["{metric}"] has no step {step}'
+    return None
+
+
+def seen_values(result: CheckResult) -> str:
+    """What a check saw: the value of each of its comparisons, in full."""
+    if not result.comparisons:
+        return "" if result.value is None else str(result.value)
+    return ", ".join(number_text(comparison.value) for comparison in result.comparisons)
+
+
+def _unmet_condition(check: DeclaredCheck, record: RunRecord) -> str | None:
+    if check.when is None:
+        return None
+    key, _, wanted = check.when.partition("=")
+    value: object = record.recipe
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    # Drivers compare the same way: text as it is, everything else as JSON.
+    actual = value if isinstance(value, str) else json.dumps(value)
+    return None if actual == wanted else f"only when {check.when}; here it is {actual}"
+
+
+def _source(check: DeclaredCheck, case: Case) -> str:
+    return f"{check.file or case.driver_path}:{check.line}"
+
+
+def _judged(check: DeclaredCheck, evidence: Evidence, case: Case) -> CheckVerdict:
+    text, source = check.expression, _source(check, case)
+    try:
+        expression = parse(text)
+        arms = {_ARM: evidence.metrics}
+        result = evaluate(expression, arms, segments=evidence.record.segments)
+    except ExpressionError as error:
+        return CheckVerdict(kind="check", name=text, state="ERROR", message=str(error), source=source)
+    absent = absent_data(expression, arms)
+    return CheckVerdict(
+        kind="check",
+        name=text,
+        state="MISSING" if absent else result.status,
+        value=seen_values(result),
+        margin_percent=result.margin_percent,
+        message=absent or result.message,
+        source=source,
+    )
+
+
+def _no_limit(limited: Sequence[DeclaredCheck], gpu: str, source: str) -> CheckVerdict:
+    known = ", ".join(str(check.on) for check in limited)
+    return CheckVerdict(
+        kind="check",
+        name=" | ".join(check.expression for check in limited),
+        state="INCONCLUSIVE",
+        message=f"no limit is known for {gpu}, only for {known}",
+        source=source,
+    )

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pair's verdict: may its arms be compared, were they measured, and what do its checks say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lora_suite.judge.block import (
+    batch_difference,
+    environment_difference,
+    lacking_runs,
+    whole_blocks,
+)
+from lora_suite.judge.pair_check import judge_pair_check
+from lora_suite.judge.verdict import PairVerdict, RunVerdict, State, worst
+from lora_suite.plan.model import Difference, Pair
+
+
+def judge_pair(pair: Pair, runs: Mapping[str, Sequence[RunVerdict]]) -> PairVerdict:
+    """Judge a pair on its arms' runs, each in the order of repeats: the k-th run of every arm are one block.
+
+    Arms that differ in more than the pair allows, in their environment or in their batches are INCOMPARABLE.
+    A run that is ERROR or MISSING makes the pair MISSING, which names it; the checks are then judged on the
+    blocks that are whole, to show what was measured. A run that only failed a check was measured, and counts.
+    """
+    states: list[State] = []
+    messages: list[str] = []
+    lacking = list(lacking_runs(pair, runs))
+    if lacking:
+        states.append("MISSING")
+        messages += lacking
+    blocks = whole_blocks(pair, runs)
+    differing = "; ".join(difference_text(each) for each in pair.not_comparable)
+    incomparable = (
+        f"arms differ in {differing}"
+        if differing
+        else environment_difference(blocks) or batch_difference(blocks)
+    )
+    if incomparable:
+        states.append("INCOMPARABLE")
+        messages.insert(0, incomparable)
+    comparable = blocks if not incomparable else []
+    checks = [judge_pair_check(text, comparable, pair.warmup) for text in pair.checks] if comparable else []
+    if not pair.checks:
+        states.append("MISSING")
+        messages.append("the pair has no check")
+    notes = [f"planted fault: {difference_text(fault)}" for fault in pair.faults]
+    if checks and lacking:
+        notes.append(f"judged on {len(blocks)} of {pair.repeats} repeats")
+    return PairVerdict(
+        name=pair.name,
+        arms=dict(pair.arms),
+        state=worst([*states, *(check.state for check in checks)]),
+        own_state=worst(states),
+        message="; ".join(messages),
+        checks=checks,
+        notes=notes,
+    )
+
+
+def difference_text(difference: Difference) -> str:
+    """A key with the value of both arms."""
+    return f"{difference.key} ({difference.left!r} and {difference.right!r})"

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One check of a pair over its blocks: a ratio on its confidence interval, all else on the worst block."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import cast
+
+from check_metrics import CheckResult, Expression, ExpressionError, PairForm, Series, evaluate, parse
+from check_metrics.series import describe_steps, is_keyed_by_step
+from lora_suite.judge.block import Block
+from lora_suite.judge.checks import absent_data, seen_values
+from lora_suite.judge.statistics import Operator, decide, log_effect, median_log_ratio
+from lora_suite.judge.verdict import Effect, PairCheckVerdict
+
+_RATIO = "ratio"
+_ORDERED = frozenset({"<", "<=", ">", ">="})
+
+
+def judge_pair_check(text: str, blocks: Sequence[Block], warmup: int) -> PairCheckVerdict:
+    """Judge one pair check on at least one block.
+
+    warmup: first steps of each segment that are left out. Data that a block lacks make the check MISSING.
+    """
+    try:
+        expression = parse(text)
+        for block in blocks:
+            absent = absent_data(expression, {arm: run.metrics for arm, run in block.arms.items()})
+            if absent is not None:
+                return PairCheckVerdict(
+                    expression=text, state="MISSING", message=f"run {block.repeat}: {absent}"
+                )
+        form = expression.pair
+        if form is not None and form.function == _RATIO and form.op in _ORDERED:
+            return _judged_ratio(text, form, blocks, warmup)
+        return _judged_by_block(expression, blocks)
+    except ExpressionError as error:
+        return PairCheckVerdict(expression=text, state="ERROR", message=str(error))
+
+
+def _judged_ratio(text: str, form: PairForm, blocks: Sequence[Block], warmup: int) -> PairCheckVerdict:
+    verdict = PairCheckVerdict(expression=text, state="INCONCLUSIVE", limit=form.limit)
+    log_ratios = []
+    for block in blocks:
+        try:
+            log_ratios.append(_log_ratio(form, block, warmup))
+        except ValueError as error:
+            verdict.message = f"run {block.repeat}: {error}"
+            return verdict
+    if len(log_ratios) < 2:
+        verdict.value = f"{math.exp(log_ratios[0]):.4f}"
+        verdict.message = "one repeat shows no spread, so there is no interval: run two or more (--repeats)"
+        return verdict
+    effect = log_effect(log_ratios).as_ratio()
+    verdict.effect = effect
+    verdict.value = f"{effect.estimate:.4f} [{effect.low:.4f}, {effect.high:.4f}]"
+    verdict.state = decide(effect, cast(Operator, form.op), form.limit)
+    verdict.message = _ratio_message(verdict, effect, form)
+    return verdict
+
+
+def _log_ratio(form: PairForm, block: Block, warmup: int) -> float:
+    """log(left / right) of one block; raises ValueError where the data do not give one."""
+    (left_arm, left_name), (right_arm, right_name) = form.left, form.right
+    left, right = block.arms[left_arm], block.arms[right_arm]
+    if not (is_keyed_by_step(left_name) and is_keyed_by_step(right_name)):
+        # Sampled by the clock: nothing to match, so typical value over typical value.
+        return math.log(_typical(left.metrics[left_name]) / _typical(right.metrics[right_name]))
+    ours = left.measured(left_name, warmup, form.range_start, form.range_end)
+    theirs = right.measured(right_name, warmup, form.range_start, form.range_end)
+    lonely = sorted(ours.keys() ^ theirs.keys())
+    if lonely:
+        raise ValueError(f"only one arm has step {describe_steps(lonely)}")
+    if not ours:
+        raise ValueError(f"no step is left after the first {warmup} (warm-up)")
+    return median_log_ratio(ours, theirs)
+
+
+def _typical(series: Series) -> float:
+    value = statistics.median(series.values)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{series.name} is not positive")
+    return value
+
+
+def _ratio_message(verdict: PairCheckVerdict, effect: Effect, form: PairForm) -> str:
+    limit = f"the limit {form.op} {form.limit:g}"
+    if verdict.state == "FAIL":
+        return f"{verdict.value} is beyond {limit}"
+    if verdict.state == "INCONCLUSIVE":
+        seen = f"; smallest detectable effect {100 * (effect.smallest_detectable or 0):.1f} %"
+        return f"{verdict.value} lies across {limit}: more repeats would tell{seen}"
+    return ""
+
+
+def _judged_by_block(expression: Expression, blocks: Sequence[Block]) -> PairCheckVerdict:
+    """Evaluate the check on every block, warm-up included; the block with the worst result decides."""
+    results = [(block.repeat, _evaluated(expression, block)) for block in blocks]
+    repeat, result = min(results, key=lambda each: _badness(each[1]))
+    message = f"run {repeat}: {result.message}" if result.message else ""
+    if result.status == "PASS" and len(blocks) > 1:
+        message = f"nearest to the limit in run {repeat}"
+    return PairCheckVerdict(
+        expression=expression.text,
+        state=result.status,
+        value=seen_values(result),
+        limit=expression.pair.limit if expression.pair is not None else None,
+        message=message,
+    )
+
+
+def _evaluated(expression: Expression, block: Block) -> CheckResult:
+    segments = sorted({start for run in block.arms.values() for start in run.record.segments})
+    metrics = {arm: run.metrics for arm, run in block.arms.items()}
+    return evaluate(expression, metrics, segments=segments)
+
+
+def _badness(result: CheckResult) -> tuple[bool, float]:
+    """Ascending from the worst: failed before passed, then by margin; a check without an answer is worst."""
+    unknown = math.inf if result.status == "PASS" else -math.inf
+    return result.status == "PASS", result.margin_percent if result.margin_percent is not None else unknown

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run's verdict, from its own directory.
+
+The questions are asked in this order, and the first bad answer is the run's: did it end by itself; are the
+files those of this run; did it reach the last declared step; are its series whole and finite, do its checks
+hold, do the LoRA invariants hold; and, where all of that is fine, does the driver agree.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from datetime import datetime
+from pathlib import Path
+
+from lora_suite.judge.checks import judge_checks
+from lora_suite.judge.evidence import (
+    Evidence,
+    NoEvidence,
+    identity_problem,
+    read_evidence,
+    series_problems,
+)
+from lora_suite.judge.invariants import judge_invariants, not_applicable
+from lora_suite.judge.verdict import CheckVerdict, RunVerdict, State, worst
+from lora_suite.launch.record import Ended
+from lora_suite.plan.metric_names import LOSS, STEP_TIME
+from lora_suite.plan.model import Case, PlannedRun
+
+# Exit statuses by which a driver judges: a check failed, the run was short, no limit for this GPU.
+_DRIVER_JUDGES = frozenset({1, 4, 5})
+_HOW = {"killed": "killed", "oom": "out of memory", "timeout": "timeout", "failed": "crashed"}
+# Steps at the start of each segment that the step time of a table leaves out.
+_WARMUP = 3
+_PEAK_MEMORY = "memory/peak_allocated_gib"
+_SAMPLED_MEMORY = "ray/"
+
+# What became of the run itself, and why; None where nothing is wrong so far.
+_Own = tuple[State, str] | None
+
+
+def judge_run(
+    case: Case,
+    planned: PlannedRun,
+    run_dir: Path,
+    ended: Ended | None,
+    *,
+    launched: datetime | None = None,
+    seconds: float | None = None,
+) -> RunVerdict:
+    """Judge one planned run on what lies in `run_dir`; never raises for what is (not) there.
+
+    ended: how it ended as the launcher saw it; None asks run.json, and where that does not say, the run is
+    MISSING. launched: files that claim an earlier start are another run's. seconds: wall-clock time.
+    """
+    evidence: Evidence | None = None
+    unreadable = ""
+    try:
+        evidence = read_evidence(run_dir)
+    except NoEvidence as error:
+        unreadable = str(error)
+    if ended is None and evidence is not None:
+        ended = evidence.record.ended
+
+    checks: list[CheckVerdict] = []
+    not_judged: list[str] = []
+    reached = evidence.last_step if evidence is not None else 0
+    own = _breakdown(ended)
+    if own is None and evidence is None:
+        own = "MISSING", unreadable
+    if own is None and evidence is not None:
+        own = _shortfall(case, evidence, ended, launched)
+        if own is None:
+            checks, not_judged = _contents(case, evidence)
+    if own is None and ended is not None and ended.status != 0 and not _agrees(ended, checks):
+        own = (
+            "ERROR",
+            f"everything holds, but the driver ended with status {ended.status}{_last_lines(ended)}",
+        )
+    own_state, message = own or ("PASS", "")
+    return RunVerdict(
+        case=planned.case,
+        repeat=planned.repeat,
+        pair=planned.pair,
+        arm=planned.arm,
+        state=worst([own_state, *(check.state for check in checks)]),
+        own_state=own_state,
+        message=message,
+        directory=str(run_dir),
+        steps_done=reached,
+        steps_planned=case.steps,
+        seconds=seconds,
+        summary=summary(evidence) if evidence is not None else {},
+        checks=checks,
+        not_judged=not_judged,
+    )
+
+
+def summary(evidence: Evidence) -> dict[str, float]:
+    """The figures of a run that tables show: final loss, median step time after warm-up, peak memory."""
+    figures: dict[str, float] = {}
+    loss = evidence.metrics.get(LOSS)
+    if loss is not None and loss.steps:
+        figures["final_loss"] = loss.values[-1]
+    times = evidence.measured(STEP_TIME, _WARMUP)
+    if times:
+        figures["median_step_time"] = statistics.median(times.values())
+    series = evidence.metrics.get(_PEAK_MEMORY)
+    peaks = [*series.values] if series is not None else []
+    if not peaks:
+        sampled = (each for name, each in evidence.metrics.items() if name.startswith(_SAMPLED_MEMORY))
+        peaks = [value for each in sampled for value in each.values]
+    if peaks:
+        figures["peak_memory_gib"] = max(peaks)
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
+
+
+def _breakdown(ended: Ended | None) -> _Own:
+    """Whether the run broke or was stopped. A driver that judged its run, however badly, did neither."""
+    if ended is None or ended.how == "done":
+        return None
+    said = ended.message or f"exit status {ended.status}"
+    if ended.how == "interrupted":
+        return "MISSING", said
+    return "ERROR", f"{_HOW[ended.how]}: {_place(ended)}{said}{_last_lines(ended)}"
+
+
+def _shortfall(case: Case, evidence: Evidence, ended: Ended | None, launched: datetime | None) -> _Own:
+    """Whether what lies there is not this run, or not all of it."""
+    stranger = identity_problem(evidence, case, launched)
+    if stranger is not None:
+        return "MISSING", stranger
+    if evidence.last_step < case.steps:
+        return "MISSING", f"reached {evidence.last_step} of {case.steps} steps"
+    if ended is None:
+        return "MISSING", "nothing says how the run ended"
+    return None
+
+
+def _contents(case: Case, evidence: Evidence) -> tuple[list[CheckVerdict], list[str]]:
+    """Verdicts of series, checks and invariants; and what does not apply."""
+    checks, not_judged = judge_checks(case, evidence)
+    verdicts = [*series_problems(evidence), *checks]
+    if case.lora:
+        skipped = not_applicable(case, evidence.first_step)
+        verdicts += judge_invariants(evidence.record, skipped)
+        not_judged += [f"{name} ({reason})" for name, reason in skipped.items()]
+    return verdicts, not_judged
+
+
+def _agrees(ended: Ended, checks: list[CheckVerdict]) -> bool:
+    """Whether a driver's bad status is explained by a verdict of ours."""
+    return ended.status in _DRIVER_JUDGES and worst([check.state for check in checks]) != "PASS"
+
+
+def _place(ended: Ended) -> str:
+    """Rank and step of a breakdown, where its message does not name the rank itself."""
+    if ended.rank is None or f"rank {ended.rank}" in ended.message:
+        return ""
+    step = f", step {ended.step}" if ended.step is not None else ""
+    return f"rank {ended.rank}{step}: "
+
+
+def _last_lines(ended: Ended) -> str:
+    return "".join(f"\n  {line}" for line in ended.last_lines)

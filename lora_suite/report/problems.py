@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything in a verdict that is not PASS, as one list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from check_metrics.series import describe_steps
+from lora_suite.judge.verdict import RunVerdict, State, SuiteVerdict
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is not PASS: where, and why (several lines where a log's end is quoted)."""
+
+    state: State
+    place: str
+    message: str
+
+
+def problems(verdict: SuiteVerdict, *, grouped: bool) -> list[Problem]:
+    """The problems of runs, then of pairs, in the verdict's order; every non-PASS state leads to one or more.
+
+    grouped: a check that failed in several runs of a case is one problem, with the first run's message, and
+    so are runs of a case that broke in the same way.
+    """
+    found = list(_run_problems(verdict))
+    groups: dict[object, list[_RunProblem]] = {}
+    for position, problem in enumerate(found):
+        groups.setdefault(problem.group if grouped else position, []).append(problem)
+    return [*(_merged(group) for group in groups.values()), *_pair_problems(verdict)]
+
+
+@dataclass(frozen=True)
+class _RunProblem:
+    """A problem of one run: `name` is the check's, empty for the run itself."""
+
+    run: RunVerdict
+    state: State
+    name: str
+    message: str
+
+    @property
+    def group(self) -> tuple[str, State, str]:
+        """What problems of several repeats have in common; runs that broke differently have nothing."""
+        return self.run.case, self.state, self.name or self.message.partition("\n")[0]
+
+
+def _run_problems(verdict: SuiteVerdict) -> Iterator[_RunProblem]:
+    for run in verdict.runs:
+        if run.own_state != "PASS":
+            yield _RunProblem(run, run.own_state, "", run.message)
+        for check in run.checks:
+            if check.state != "PASS":
+                yield _RunProblem(run, check.state, check.name, check.message or check.value)
+
+
+def _merged(group: Sequence[_RunProblem]) -> Problem:
+    first = group[0]
+    repeats = describe_steps(sorted({problem.run.repeat for problem in group}))
+    name = f": {first.name}" if first.name else ""
+    return Problem(first.state, f"{first.run.case} run {repeats}{name}", first.message)
+
+
+def _pair_problems(verdict: SuiteVerdict) -> Iterator[Problem]:
+    for pair in verdict.pairs:
+        if pair.own_state != "PASS":
+            yield Problem(pair.own_state, pair.name, pair.message)
+        for check in pair.checks:
+            if check.state != "PASS":
+                yield Problem(check.state, f"{pair.name}: {check.expression}", check.message)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict as a table for a terminal: a row a case, a row a pair check, then everything that is not PASS.
+
+On a terminal it is kept short (rows fit the width, problems fit the lines that are left, and what is left out
+is counted); anywhere else, as in a log file, nothing is cut.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from check_metrics import ExpressionError, parse
+from lora_suite.judge.verdict import PairCheckVerdict, PairVerdict, RunVerdict, State, SuiteVerdict, worst
+from lora_suite.report.problems import Problem, problems
+
+# Lines that a verdict may take on a terminal, and those that problems get however long the tables are.
+_LINES = 20
+_PROBLEM_LINES = 6
+# Width that no table reaches: where the output is no terminal, nothing is to be cut.
+_UNLIMITED = 10_000
+
+# Red, green and magenta can be read on light and on dark ground; yellow and blue cannot.
+STYLES: dict[State, str] = {
+    "PASS": "green",
+    "FAIL": "bold red",
+    "ERROR": "bold red",
+    "MISSING": "bold magenta",
+    "INCOMPARABLE": "bold magenta",
+    "INCONCLUSIVE": "bold magenta",
+}
+
+
+def render(verdict: SuiteVerdict, console: Console) -> None:
+    """Print a verdict: tables, problems, notes, where the results lie, its state and exit code."""
+    head = [Text(_headline(verdict), style="bold")]
+    tables = [_case_table(verdict.runs), _pair_table(verdict.pairs)]
+    tables = [table for table in tables if table.row_count]
+    notes = _notes(verdict, terminal=console.is_terminal)
+    tail = [_result_line(verdict), _verdict_line(verdict)]
+    found = problems(verdict, grouped=console.is_terminal)
+    if console.is_terminal:
+        fixed = sum(table.row_count + 1 for table in tables) + len([*head, *notes, *tail])
+        lines = _problem_lines(found, max(_LINES - fixed, _PROBLEM_LINES))
+    else:
+        lines = [_problem_text(problem, problem.message) for problem in found]
+    parts: list[Table | Text] = [*head, *tables, *lines, *notes, *tail]
+    for part in parts:
+        _print(console, part)
+
+
+def short_name(expression: str) -> str:
+    """A pair check in few words: `lora/full step_time`; what is no function of two arms stays as it is."""
+    try:
+        form = parse(expression).pair
+    except ExpressionError:
+        return expression
+    if form is None:
+        return expression
+    metrics = dict.fromkeys(name.removeprefix("timing/train/") for _, name in (form.left, form.right))
+    arms = f"{form.left[0]}/{form.right[0]} {' '.join(metrics)}"
+    return arms if form.function == "ratio" else f"{form.function} {arms}"
+
+
+def _print(console: Console, part: Table | Text) -> None:
+    if console.is_terminal:
+        console.print(part, no_wrap=True, overflow="ellipsis", highlight=False)
+    else:
+        console.print(part, width=_UNLIMITED, crop=False, no_wrap=True, overflow="ignore", highlight=False)
+
+
+def _headline(verdict: SuiteVerdict) -> str:
+    minutes, seconds = divmod(round(verdict.seconds), 60)
+    took = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+    runs, pairs = _count(len(verdict.runs), "run"), _count(len(verdict.pairs), "pair")
+    return f"{verdict.suite}: {runs}, {pairs}, {took}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _table(*columns: str) -> Table:
+    """A borderless table: the first column is the state, the second the name, the others are figures."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("", no_wrap=True)
+    for position, column in enumerate(columns):
+        if position == 0:
+            table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=None)
+        else:
+            table.add_column(column, no_wrap=True, justify="right")
+    return table
+
+
+def _case_table(runs: Sequence[RunVerdict]) -> Table:
+    table = _table("case", "runs", "checks", "loss", "s/step", "GiB")
+    for case in dict.fromkeys(run.case for run in runs):
+        own = [run for run in runs if run.case == case]
+        checks = [check for run in own for check in run.checks]
+        passed = sum(check.state == "PASS" for check in checks)
+        table.add_row(
+            _state(worst([run.state for run in own])),
+            case,
+            f"{sum(run.state == 'PASS' for run in own)}/{len(own)}",
+            f"{passed}/{len(checks)}" if checks else "-",
+            _figure(own, "final_loss", statistics.median, "{:.4f}"),
+            _figure(own, "median_step_time", statistics.median, "{:.3g}"),
+            _figure(own, "peak_memory_gib", max, "{:.2f}"),
+        )
+    return table
+
+
+def _figure(runs: Sequence[RunVerdict], name: str, combine: Callable[[list[float]], float], form: str) -> str:
+    values = [run.summary[name] for run in runs if name in run.summary]
+    return form.format(combine(values)) if values else "-"
+
+
+def _pair_table(pairs: Sequence[PairVerdict]) -> Table:
+    table = _table("pair", "effect", "95 % interval", "limit", "detects")
+    for pair in pairs:
+        for check in pair.checks:
+            name = f"{pair.name}: {short_name(check.expression)}"
+            table.add_row(_state(check.state), name, *_effect_cells(check))
+        if not pair.checks:
+            table.add_row(_state(pair.state), pair.name, "-", "-", "-", "-")
+    return table
+
+
+def _effect_cells(check: PairCheckVerdict) -> tuple[str, str, str, str]:
+    limit = f"{_operator(check.expression)} {check.limit:g}".strip() if check.limit is not None else "-"
+    effect = check.effect
+    if effect is None:
+        return check.value or "-", "-", limit, "-"
+    detects = f"{100 * effect.smallest_detectable:.1f} %" if effect.smallest_detectable is not None else "-"
+    return f"{effect.estimate:.3f}", f"[{effect.low:.3f}, {effect.high:.3f}]", limit, detects
+
+
+def _operator(expression: str) -> str:
+    form = parse(expression).pair
+    return form.op if form is not None else ""
+
+
+def _state(state: State) -> Text:
+    return Text(state, style=STYLES[state])
+
+
+def _problem_lines(found: Sequence[Problem], room: int) -> list[Text]:
+    """One line a problem; with lines to spare, the first ones get more of their message."""
+    shown = found if len(found) <= room else found[: room - 1]
+    spare = room - len(found)
+    lines = []
+    for problem in shown:
+        extra = problem.message.splitlines()[1:][-max(spare, 0) :] if spare > 0 else []
+        spare -= len(extra)
+        lines.append(_problem_text(problem, "\n".join([problem.message.splitlines()[0], *extra])))
+    if len(shown) < len(found):
+        hidden = Counter(problem.state for problem in found[len(shown) :])
+        counts = ", ".join(f"{number} {state}" for state, number in hidden.items())
+        lines.append(Text(f"… and {counts} more in verdict.json", style="dim"))
+    return lines
+
+
+def _problem_text(problem: Problem, message: str) -> Text:
+    return Text.assemble((problem.state, STYLES[problem.state]), f" {problem.place}: {message}")
+
+
+def _notes(verdict: SuiteVerdict, *, terminal: bool) -> list[Text]:
+    notes = [f"note: {pair.name}: {note}" for pair in verdict.pairs for note in pair.notes]
+    skipped = dict.fromkeys((run.case, check) for run in verdict.runs for check in run.not_judged)
+    if skipped and terminal:
+        notes.append(f"note: {_count(len(skipped), 'check')} not judged, conditions not met (verdict.json)")
+    elif skipped:
+        notes += [f"note: not judged: {case}: {check}" for case, check in skipped]
+    return [Text(note, style="dim") for note in notes]
+
+
+def _result_line(verdict: SuiteVerdict) -> Text:
+    return Text(f"results: {verdict.directory}")
+
+
+def _verdict_line(verdict: SuiteVerdict) -> Text:
+    counts = Counter(verdict.states)
+    told = ", ".join(f"{counts[state]} {state}" for state in STYLES if counts[state]) or "nothing ran"
+    state = worst(verdict.states) if verdict.states else "MISSING"
+    word = "INTERRUPTED" if verdict.interrupted else state
+    style = STYLES[state] if not verdict.interrupted else STYLES["MISSING"]
+    return Text.assemble((word, style), f" (exit {verdict.exit_code}): {told}")

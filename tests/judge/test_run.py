@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run's verdict: every way in which a run can be wrong, and that none of them passes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lora_suite.judge.invariants import REQUIRED_INVARIANTS
+from lora_suite.judge.run import judge_run
+from lora_suite.judge.verdict import RunVerdict
+from lora_suite.launch.record import Ended
+from lora_suite.plan.model import DeclaredCheck
+from tests.judge.helpers import (
+    DONE,
+    FULL,
+    LORA,
+    LOSS_FALLS,
+    STEPS,
+    Damage,
+    make_case,
+    planned,
+    states,
+    write_run,
+)
+
+
+def judged(
+    tmp_path: Path,
+    damage: Damage | None = None,
+    *,
+    stem: str = FULL,
+    ended: Ended | None = DONE,
+    checks: tuple[DeclaredCheck, ...] | None = None,
+    steps: int = STEPS,
+    **options: Any,
+) -> RunVerdict:
+    """Write one damaged run and judge it."""
+    case = make_case(stem, checks)
+    run_dir = write_run(tmp_path / "run", case, steps=steps, damage=damage)
+    return judge_run(case, planned(stem), run_dir, ended, **options)
+
+
+@pytest.mark.parametrize("stem", [FULL, LORA])
+def test_a_healthy_run_passes_with_its_figures(tmp_path, stem):
+    verdict = judged(tmp_path, stem=stem, seconds=12.5)
+    assert verdict.state == "PASS"
+    assert verdict.message == ""
+    assert (verdict.steps_done, verdict.steps_planned, verdict.seconds) == (10, 10, 12.5)
+    # Step 1 takes 5.1 s and is warm-up; 3·exp(-1) is the loss at step 10.
+    assert verdict.summary == pytest.approx(
+        {"final_loss": 1.1036383, "median_step_time": 0.1, "peak_memory_gib": 0.5}
+    )
+    assert [check.value for check in verdict.checks if check.kind == "check"] == ["1.103638323514327"]
+
+
+def test_every_required_invariant_is_judged(tmp_path):
+    verdict = judged(tmp_path, stem=LORA)
+    assert [check.name for check in verdict.checks if check.kind == "invariant"] == list(REQUIRED_INVARIANTS)
+
+
+class TestHowItEnded:
+    """A run that broke is ERROR with rank, step and last lines, however good its files look."""
+
+    @pytest.mark.parametrize("how", ["failed", "killed", "oom", "timeout"])
+    def test_a_broken_run_is_an_error(self, tmp_path, how):
+        ended = Ended(
+            how=how, status=137, rank=1, step=7, message="rank 1 in step 7: gone", last_lines=["a", "b"]
+        )
+        verdict = judged(tmp_path, ended=ended)
+        assert verdict.state == verdict.own_state == "ERROR"
+        assert "rank 1 in step 7: gone" in verdict.message
+        assert verdict.message.splitlines()[1:] == ["  a", "  b"]
+        assert verdict.checks == []
+
+    def test_rank_and_step_are_named_where_the_message_does_not(self, tmp_path):
+        verdict = judged(tmp_path, ended=Ended(how="failed", status=3, rank=1, step=7, message="KeyError: x"))
+        assert verdict.message == "crashed: rank 1, step 7: KeyError: x"
+
+    def test_a_broken_run_without_files_is_an_error_too(self, tmp_path):
+        verdict = judge_run(make_case(), planned(), tmp_path / "none", Ended(how="failed", status=3))
+        assert (verdict.state, verdict.message) == ("ERROR", "crashed: exit status 3")
+
+    def test_an_interrupted_run_is_missing(self, tmp_path):
+        verdict = judged(tmp_path, ended=Ended(how="interrupted", status=130, message="after step 4 of 10"))
+        assert (verdict.state, verdict.message) == ("MISSING", "after step 4 of 10")
+
+    def test_the_record_says_how_it_ended_where_the_launcher_does_not(self, tmp_path):
+        assert judged(tmp_path, ended=None).state == "PASS"
+
+    def test_a_run_of_unknown_end_is_missing(self, tmp_path):
+        verdict = judged(tmp_path, lambda metrics, record: record.pop("ended"), ended=None)
+        assert (verdict.state, verdict.message) == ("MISSING", "nothing says how the run ended")
+
+    @pytest.mark.parametrize("status", [1, 2, 3, 4, 5, 77])
+    def test_a_driver_that_disagrees_with_a_good_run_is_an_error(self, tmp_path, status):
+        verdict = judged(tmp_path, ended=Ended(how="done", status=status))
+        assert verdict.state == verdict.own_state == "ERROR"
+        assert f"status {status}" in verdict.message
+
+    def test_status_1_is_explained_by_a_failed_check(self, tmp_path):
+        checks = (DeclaredCheck('data["train/loss"]["10"] < 1.0', line=6),)
+        assert judged(tmp_path, ended=Ended(how="done", status=1), checks=checks).state == "FAIL"
+
+    def test_status_0_does_not_hide_a_failed_check(self, tmp_path):
+        checks = (DeclaredCheck('data["train/loss"]["10"] < 1.0', line=6),)
+        verdict = judged(tmp_path, checks=checks)
+        assert verdict.state == "FAIL"
+        assert verdict.own_state == "PASS"
+        assert verdict.checks[0].margin_percent == pytest.approx(-10.3638, abs=1e-3)
+        assert verdict.checks[0].source.endswith(f"{FULL}.sh:6")
+
+    def test_a_status_that_no_judging_driver_has_is_not_explained_by_a_failed_check(self, tmp_path):
+        checks = (DeclaredCheck('data["train/loss"]["10"] < 1.0', line=6),)
+        assert judged(tmp_path, ended=Ended(how="done", status=77), checks=checks).state == "ERROR"
+
+
+def cut(name: str, *steps: int) -> Damage:
+    """Remove steps of a series."""
+
+    def damage(metrics, record):
+        for step in steps:
+            del metrics[name][str(step)]
+
+    return damage
+
+
+def put(name: str, step: int, value: Any) -> Damage:
+    """Replace one value."""
+
+    def damage(metrics, record):
+        metrics[name][str(step)] = value
+
+    return damage
+
+
+def drop(name: str) -> Damage:
+    """Remove a series."""
+    return lambda metrics, record: metrics.pop(name)
+
+
+def empty(name: str) -> Damage:
+    """Empty a series."""
+    return lambda metrics, record: metrics[name].clear()
+
+
+def record(**changes: Any) -> Damage:
+    """Change the record."""
+    return lambda metrics, record: record.update(changes)
+
+
+NOT_PASSING: dict[str, tuple[Damage, str, str]] = {
+    "other case": (record(case=LORA), "MISSING", f"run.json is of case {LORA}"),
+    "other step count": (record(steps_done=9), "MISSING", "counts 9 steps"),
+    "no metrics at all": (lambda metrics, _: metrics.clear(), "MISSING", "counts 10 steps"),
+    "empty loss": (empty("train/loss"), "MISSING", "counts 10 steps"),
+    "hole in loss": (cut("train/loss", 4, 5), "MISSING", "no value at step 4-5"),
+    "no step time": (drop("timing/train/step_time"), "MISSING", "not in metrics.json"),
+    "no total": (drop("timing/train/total_step_time"), "MISSING", "not in metrics.json"),
+    "no tokens": (drop("train/global_valid_toks"), "MISSING", "not in metrics.json"),
+    "empty step time": (empty("timing/train/step_time"), "MISSING", "empty"),
+    "short step time": (cut("timing/train/step_time", 9, 10), "MISSING", "no value at step 9-10"),
+    "hole in memory": (cut("memory/peak_allocated_gib", 2), "MISSING", "no value at step 2"),
+    "null loss": (put("train/loss", 3, None), "FAIL", "not finite at step 3"),
+    "null last loss": (put("train/loss", 10, None), "FAIL", "not finite at step 10"),
+    "nan as text": (put("train/grad_norm", 3, "nan"), "FAIL", "not finite at step 3"),
+    "null validation": (put("validation/loss", 10, None), "FAIL", "not finite at step 10"),
+    "recorded as not finite": (record(nonfinite={"train/loss": [6]}), "FAIL", "not finite at step 6"),
+}
+
+
+@pytest.mark.parametrize(("damage", "state", "words"), NOT_PASSING.values(), ids=NOT_PASSING.keys())
+def test_damaged_data_never_pass(tmp_path, damage, state, words):
+    verdict = judged(tmp_path, damage)
+    assert verdict.state == state
+    assert words in " ".join([verdict.message, *(check.message for check in verdict.checks)])
+
+
+def test_a_short_run_is_missing_whatever_its_checks_would_say(tmp_path):
+    verdict = judged(tmp_path, steps=3)
+    assert (verdict.state, verdict.message) == ("MISSING", "reached 3 of 10 steps")
+    assert verdict.steps_done == 3
+    assert verdict.checks == []
+
+
+def test_more_steps_than_declared_are_fine(tmp_path):
+    assert judged(tmp_path, steps=12).state == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("metrics.json", None, "metrics.json"),
+        ("metrics.json", "", "counts 10 steps"),
+        ("metrics.json", "{", "JSON"),
+        ("metrics.json", "[]", "metrics.json"),
+        ("metrics.json", '{"train/loss": 3}', "train/loss"),
+        ("run.json", None, "no run.json"),
+        ("run.json", "", "run.json is damaged"),
+        ("run.json", "{}", "run.json is damaged"),
+    ],
+)
+def test_unreadable_files_are_missing(tmp_path, name, content, words):
+    case = make_case()
+    run_dir = write_run(tmp_path / "run", case)
+    (run_dir / name).unlink()
+    if content is not None:
+        (run_dir / name).write_text(content)
+    verdict = judge_run(case, planned(), run_dir, DONE)
+    assert verdict.state == "MISSING"
+    assert words in verdict.message
+
+
+def test_a_run_without_a_directory_did_not_run(tmp_path):
+    verdict = judge_run(make_case(), planned(), tmp_path / "none", None)
+    assert (verdict.state, verdict.message) == ("MISSING", "did not run")
+
+
+class TestIdentity:
+    """Files of another run are no evidence."""
+
+    LAUNCHED = datetime(2026, 3, 1, 12, 0, 0, 500_000, tzinfo=UTC)
+
+    @pytest.mark.parametrize(
+        ("started", "state"),
+        [
+            ("2026-03-01T11:59:59+00:00", "MISSING"),
+            ("2026-02-28T23:00:00+00:00", "MISSING"),
+            ("yesterday", "MISSING"),
+            # Records are in whole seconds: the second of the launch is this run's.
+            ("2026-03-01T12:00:00+00:00", "PASS"),
+            ("2026-03-01T13:00:01+01:00", "PASS"),
+        ],
+    )
+    def test_a_run_that_started_before_its_launch_is_stale(self, tmp_path, started, state):
+        verdict = judged(tmp_path, record(started=started), launched=self.LAUNCHED)
+        assert verdict.state == state
+
+    def test_a_run_of_another_recipe_is_not_the_planned_one(self, tmp_path):
+        def damage(metrics, record):
+            record["recipe"] = json.loads(json.dumps(record["recipe"]))
+            record["recipe"]["sft"]["seed"] = 7
+
+        verdict = judged(tmp_path, damage)
+        assert verdict.state == "MISSING"
+        assert "sft.seed is 7" in verdict.message
+
+
+class TestResumed:
+    """A run that continues a checkpoint has its own steps only."""
+
+    def test_steps_before_the_first_segment_are_not_asked_for(self, tmp_path):
+        def damage(metrics, record):
+            record["segments"] = [4]
+            for series in metrics.values():
+                for step in ("1", "2", "3"):
+                    series.pop(step, None)
+
+        assert judged(tmp_path, damage).state == "PASS"
+
+    def test_invariants_of_the_first_steps_are_then_not_judged(self, tmp_path):
+        verdict = judged(tmp_path, record(segments=[4], invariants=[]), stem=LORA)
+        at_start = ("step1_loss_equals_base", "b_gradients_step1", "a_gradients_step2")
+        assert not {*at_start} & {check.name for check in verdict.checks}
+        assert [text.split(" ")[0] for text in verdict.not_judged] == list(at_start)
+
+
+class TestInvariants:
+    """What must hold in every LoRA run."""
+
+    @pytest.mark.parametrize("name", REQUIRED_INVARIANTS)
+    def test_an_absent_one_is_missing(self, tmp_path, name):
+        def damage(metrics, record):
+            record["invariants"] = [each for each in record["invariants"] if each["name"] != name]
+
+        verdict = judged(tmp_path, damage, stem=LORA)
+        assert verdict.state == "MISSING"
+        assert states(verdict)[name] == "MISSING"
+
+    @pytest.mark.parametrize(("ok", "state"), [(False, "FAIL"), (None, "MISSING")])
+    @pytest.mark.parametrize("name", REQUIRED_INVARIANTS)
+    def test_a_broken_or_unmeasured_one_does_not_pass(self, tmp_path, name, ok, state):
+        def damage(metrics, record):
+            next(each for each in record["invariants"] if each["name"] == name)["ok"] = ok
+
+        verdict = judged(tmp_path, damage, stem=LORA)
+        assert verdict.state == state
+        assert states(verdict)[name] == state
+
+    def test_a_broken_one_is_not_hidden_by_a_second_entry(self, tmp_path):
+        def damage(metrics, record):
+            record["invariants"].insert(0, {"name": "adapters_moved", "ok": False, "message": "0 of 12"})
+
+        assert judged(tmp_path, damage, stem=LORA).state == "FAIL"
+
+    def test_a_further_one_counts_too(self, tmp_path):
+        def damage(metrics, record):
+            record["invariants"].append({"name": "new_one", "ok": False, "message": ""})
+
+        assert judged(tmp_path, damage, stem=LORA).state == "FAIL"
+
+    def test_a_full_run_has_none(self, tmp_path):
+        assert all(check.kind != "invariant" for check in judged(tmp_path).checks)
+
+
+class TestConditions:
+    """`--when` and `--on` of a driver's checks."""
+
+    IMPOSSIBLE = 'data["train/loss"]["10"] < 0.0'
+
+    @pytest.mark.parametrize(
+        ("when", "state"),
+        [
+            ("policy.init=random", "FAIL"),
+            ("policy.init=pretrained", "PASS"),
+            ("policy.dtensor_cfg.enabled=true", "FAIL"),
+            ("policy.dtensor_cfg.enabled=false", "PASS"),
+            ("policy.no_such_key=1", "PASS"),
+        ],
+    )
+    def test_a_check_applies_where_its_condition_holds(self, tmp_path, when, state):
+        checks = (
+            DeclaredCheck(self.IMPOSSIBLE, line=6, call=6, when=when),
+            DeclaredCheck(LOSS_FALLS, line=7, call=7),
+        )
+        verdict = judged(tmp_path, checks=checks)
+        assert verdict.state == state
+        assert len(verdict.not_judged) == (state == "PASS")
+
+    def limits(self, gpu: str | None, tmp_path: Path) -> RunVerdict:
+        def damage(metrics, record):
+            record["environment"]["strict"]["gpu_model"] = gpu
+
+        checks = (
+            DeclaredCheck(self.IMPOSSIBLE, line=6, call=6, on="H200"),
+            DeclaredCheck(LOSS_FALLS, line=7, call=6, on="H100"),
+        )
+        return judged(tmp_path, damage, checks=checks)
+
+    def test_only_the_limit_of_this_gpu_counts(self, tmp_path):
+        assert self.limits("NVIDIA H200", tmp_path).state == "FAIL"
+
+    def test_the_others_are_named(self, tmp_path):
+        verdict = self.limits("NVIDIA h100 80GB HBM3", tmp_path)
+        assert verdict.state == "PASS"
+        assert verdict.not_judged == [f"{self.IMPOSSIBLE} (limit for H200, this is NVIDIA h100 80GB HBM3)"]
+
+    @pytest.mark.parametrize("gpu", ["NVIDIA B200", None])
+    def test_a_gpu_without_a_limit_is_inconclusive(self, tmp_path, gpu):
+        verdict = self.limits(gpu, tmp_path)
+        assert verdict.state == "INCONCLUSIVE"
+        assert verdict.checks[0].message == f"no limit is known for {gpu or 'no GPU'}, only for H200, H100"
+
+
+@pytest.mark.parametrize(
+    ("expression", "state", "words"),
+    [
+        ('mean(data["train/los"]) < 3', "MISSING", '"train/los"'),
+        ('data["train/loss"]["11"] < 3', "MISSING", "no step 11"),
+        ('max(data["ray/node.0.gpu.0.mem_gb"]) < 60', "MISSING", "ray/node.0.gpu.0.mem_gb"),
+        ('worst(data["ray/node.*.gpu.*.mem_gb"]) < 60', "MISSING", "ray/node"),
+        ('mean(data["train/loss"]', "ERROR", "never closed"),
+        ('mean(other["train/loss"]) < 3', "ERROR", "other"),
+    ],
+)
+def test_a_check_that_cannot_be_answered_does_not_pass(tmp_path, expression, state, words):
+    verdict = judged(tmp_path, checks=(DeclaredCheck(expression, line=6),))
+    assert verdict.state == state
+    assert words in verdict.checks[0].message
+
+
+def _memory(metrics: dict[str, Any], record: dict[str, Any]) -> None:
+    del metrics["memory/peak_allocated_gib"]
+    metrics["ray/node.0.gpu.0.mem_gb"] = {"0": 1.0, "17": 52.07}
+    metrics["ray/node.0.gpu.1.mem_gb"] = {"0": 1.0, "17": 52.06}
+
+
+def test_sampled_memory_is_the_peak_where_the_allocator_says_nothing(tmp_path):
+    assert judged(tmp_path, _memory).summary["peak_memory_gib"] == 52.07
+
+
+def test_not_finite_figures_are_left_out_of_the_summary(tmp_path):
+    """verdict.json holds finite numbers alone."""
+    damage: Callable[..., None] = put("train/loss", 10, None)
+    assert "final_loss" not in judged(tmp_path, damage).summary
