@@ -58,7 +58,6 @@ _COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.NotEq: "!=",
 }
 CALLABLE = frozenset({*FUNCTIONS, "worst", "abs"})
-_SHOWN_TOKEN = 40
 
 
 def parse(text: str) -> Expression:
@@ -82,7 +81,7 @@ class _Reader:
 
     def _flattened(self, text: str) -> str:
         if len(text) > MAX_LENGTH:
-            raise ExpressionError(shortened(text, _SHOWN_TOKEN), f"longer than {MAX_LENGTH} characters")
+            raise ExpressionError(shortened(text), f"longer than {MAX_LENGTH} characters")
         if not text.strip():
             raise ExpressionError(text, "empty; write a comparison")
         broken = any(character in text.strip() for character in "\r\n")
@@ -103,7 +102,7 @@ class _Reader:
         except SyntaxError as error:
             column = indent + max(error.offset or 1, 1)
             token = self.source[column - 1 :].split(" ")[0] or "end of text"
-            raise ExpressionError(self.text, error.msg, shortened(token, _SHOWN_TOKEN), column) from None
+            raise ExpressionError(self.text, error.msg, shortened(token), column) from None
         except (ValueError, MemoryError, RecursionError):
             raise ExpressionError(self.text, "nested too deeply or not a text of this language") from None
         self._indent = indent
@@ -131,7 +130,7 @@ class _Reader:
     def token(self, node: ast.expr | ast.keyword) -> str:
         """The node's text."""
         encoded = self.source[self._indent :].encode()
-        return shortened(encoded[node.col_offset : node.end_col_offset].decode(), _SHOWN_TOKEN)
+        return shortened(encoded[node.col_offset : node.end_col_offset].decode())
 
     def refusal(self, node: ast.expr | ast.keyword, reason: str) -> ExpressionError:
         """The ExpressionError that names the node."""
@@ -169,14 +168,14 @@ class _Reader:
             case ast.Subscript(value=ast.Subscript() as series, slice=key):
                 return StepValue(self.series(series), self._step(key))
             case ast.Subscript():
-                ref = shortened(str(self.series(node)), _SHOWN_TOKEN)
+                ref = shortened(str(self.series(node)))
                 raise self.refusal(node, f'a series is no number; write {ref}["1"] or mean({ref})')
             case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()):
                 raise self.refusal(node, "holds or does not; a number is needed here")
             case ast.Name(id=name) if name not in CALLABLE:
                 raise self.refusal(
                     node,
-                    f'a name alone is no number; read a series with {shortened(name, _SHOWN_TOKEN)}["METRIC"]',
+                    f'a name alone is no number; read a series with {shortened(name)}["METRIC"]',
                 )
             case _:
                 raise self.refusal(node, "not part of the language")

@@ -88,8 +88,6 @@ def open_metrics(path: Path, jq_filter: str | None = None) -> Metrics:
         text = _through_jq(source, text, jq_filter)
         source = f"{source} through jq {jq_filter!r}"
     document = parse_json(source, text) if text.strip() else {}
-    if document is None and jq_filter is not None:
-        document = {}
     if not isinstance(document, dict):
         raise MetricsError(f"{source}: no JSON object at the top; {_SHAPE}")
     return Metrics(source, document)
@@ -159,7 +157,10 @@ def _through_jq(source: str, text: str, jq_filter: str) -> str:
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()
         raise MetricsError(f"jq failed on {source} with the filter {jq_filter!r}: {said}")
-    return done.stdout.decode(errors="replace")
+    printed = done.stdout.decode(errors="replace").splitlines()
+    if len(printed) > 1:
+        raise MetricsError(f"the filter {jq_filter!r} gives {len(printed)} values of {source}; {_SHAPE}")
+    return "".join(printed).removeprefix("null")
 
 
 def _for_jq(source: str, text: str) -> str:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows results: a table for people, JSON and JUnit XML for programs, workflow commands for GitHub."""
 
+import io
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +22,25 @@ _STYLES = {"PASS": "green", "FAIL": "red"}
 _UNLIMITED = 100_000
 
 
+class _Page(io.StringIO):
+    """Text in memory that is laid out for the encoding of the real output."""
+
+    encoding = sys.stdout.encoding
+
+
 def table_text(results: Sequence[CheckResult]) -> str:
     """The results as a table for the terminal; elsewhere as wide as it takes, or as COLUMNS says."""
     from rich.console import Console
 
-    console = Console(soft_wrap=False)
-    fixed = console.is_terminal or "COLUMNS" in os.environ
+    page = _Page()
+    console = Console(file=page, force_terminal=sys.stdout.isatty() or None)
     wide = _wide(results)
     needed = Console(width=_UNLIMITED).measure(wide).maximum
-    if not fixed:
+    if not (console.is_terminal or "COLUMNS" in os.environ):
         console.width = max(needed, len(TITLE))
-    with console.capture() as capture:
-        console.print(wide if needed <= console.width else _stacked(results))
-        console.print(_summary(results))
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+    console.print(wide if needed <= console.width else _stacked(results))
+    console.print(_summary(results))
+    return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 
 def json_text(results: Sequence[CheckResult], source: str) -> str:

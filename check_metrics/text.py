@@ -19,6 +19,6 @@ def percent_text(value: float) -> str:
     return f"{value:.1f} %" if abs(value) >= 0.1 or value == 0.0 else f"{value:.2g} %"
 
 
-def shortened(text: str, limit: int) -> str:
+def shortened(text: str, limit: int = 40) -> str:
     """The text, cut at `limit` characters with a mark."""
     return text if len(text) <= limit else text[:limit] + "…"
