@@ -162,7 +162,7 @@ judge() {
     shift
   done
   shift
-  model=$(jq -r '.environment.strict.gpu_model // "no GPU"' "$LORA_SUITE_RUN_DIR/run.json")
+  model=$(jq -r '.environment.strict.device // "an unknown device"' "$LORA_SUITE_RUN_DIR/run.json")
   for index in "${!all[@]}"; do
     when=$1 on=$2
     shift 2

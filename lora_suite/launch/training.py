@@ -6,11 +6,15 @@ The launching process stays light: it validates, starts torchrun and watches it,
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
+import pty
 import secrets
+import select
 import subprocess
 import sys
+import termios
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,24 +23,27 @@ from pathlib import Path
 
 from lora_suite.blueprint import preflight
 from lora_suite.config import ConfigError, ResolvedRecipe, load_recipe
-from lora_suite.launch.ending import crash, last_lines, plain, record_end
+from lora_suite.launch.ending import crash, last_lines, plain, rank_exits, record_end
+from lora_suite.launch.failure import CONFIGURATION, NOTHING_TO_DO
 from lora_suite.launch.processes import end_run, stop_signals_interrupt, undisturbed
 from lora_suite.launch.record import Ended, RunDir, write_json_atomically
 from lora_suite.launch.starter import root
 
 MARK = "LORA_SUITE_TRAINING_ID"
-CONFIGURATION, CRASHED, INTERRUPTED = 2, 3, 130
+CRASHED, INTERRUPTED = 3, 130
 GRACE_SECONDS = 3.0
 _CHUNK = 65536
 _KEPT_CHUNKS = 16
+_SILENCE_SECONDS = 0.5
 
 
 def train(config: Path | None, overrides: Sequence[str]) -> int:
     """Train one recipe on this machine and return the exit status of `lora-suite train`.
 
     config: None starts from the starter set's ``recipes/sft.yaml``. The run goes to ``LORA_SUITE_RUN_DIR``
-    (default ``results/manual/<time>-<recipe>``). Returns 0; 2 for what is wrong before anything starts; 3 if
-    a rank failed, with the reason in run.json and on stderr; 130 if interrupted.
+    (default ``results/manual/<time>-<recipe>``). Returns 0; 2 for what is wrong before the first step; 3 if
+    a rank failed, with the reason in run.json and on stderr; 4 if a continued run had nothing left to do;
+    130 if interrupted.
     """
     try:
         training = _prepare(config or root() / "recipes" / "sft.yaml", overrides)
@@ -44,6 +51,10 @@ def train(config: Path | None, overrides: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return CONFIGURATION
     ended = _run(training)
+    if ended.status == NOTHING_TO_DO:
+        # The record there is of the run that did it all; it stays as it is.
+        print(f"{training.run_dir}: nothing to do, the last step was reached before", file=sys.stderr)
+        return NOTHING_TO_DO
     record_end(
         training.run_dir,
         ended,
@@ -51,10 +62,9 @@ def train(config: Path | None, overrides: Sequence[str]) -> int:
         case=training.case,
         tree=training.resolved.tree,
     )
-    if ended.how == "done":
-        return 0
-    print(f"error: {ended.message}", file=sys.stderr)
-    return INTERRUPTED if ended.how == "interrupted" else CRASHED
+    if ended.status != 0:
+        print(f"error: {ended.message}", file=sys.stderr)
+    return ended.status
 
 
 @dataclass(frozen=True)
@@ -133,21 +143,25 @@ def _run(training: _Training) -> Ended:
     tail: deque[bytes] = deque(maxlen=_KEPT_CHUNKS)
     interrupted = False
     with stop_signals_interrupt():
+        reader, writer = _channel()
         process = subprocess.Popen(
             command,
             env={**_environment(training), MARK: mark},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=writer,
             # A session of its own: Ctrl-C reaches this process alone, which then ends the ranks in order.
             start_new_session=True,
         )
+        os.close(writer)
         try:
-            _forward(process, tail)
+            _forward(process, reader, tail)
             process.wait()
         except KeyboardInterrupt:
             interrupted = True
         with undisturbed():
             end_run(process, MARK, mark, grace=GRACE_SECONDS)
+        os.close(reader)
     text = plain(b"".join(tail))
     if interrupted:
         return Ended(
@@ -155,7 +169,9 @@ def _run(training: _Training) -> Ended:
         )
     if process.returncode == 0:
         return Ended(how="done", status=0)
-    return crash(training.run_dir, text, CRASHED)
+    statuses = {rank.status for rank in rank_exits(text)}
+    expected = next((status for status in (CONFIGURATION, NOTHING_TO_DO) if statuses == {status}), CRASHED)
+    return crash(training.run_dir, text, expected)
 
 
 def _environment(training: _Training) -> dict[str, str]:
@@ -167,15 +183,46 @@ def _environment(training: _Training) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), **os.environ, **block.env_vars}
 
 
-def _forward(process: subprocess.Popen[bytes], tail: deque[bytes]) -> None:
-    """Pass on output as it comes, progress bars included, and keep its end."""
-    assert process.stdout is not None
-    readable = True
-    while chunk := os.read(process.stdout.fileno(), _CHUNK):
+def _channel() -> tuple[int, int]:
+    """A pipe for the ranks' output, or a terminal if ours goes to one, so that progress bars are drawn."""
+    if not sys.stdout.isatty():
+        return os.pipe()
+    reader, writer = pty.openpty()
+    termios.tcsetwinsize(writer, termios.tcgetwinsize(sys.stdout.fileno()))
+    return reader, writer
+
+
+def _forward(process: subprocess.Popen[bytes], reader: int, tail: deque[bytes]) -> None:
+    """Pass on output as it comes, until the process has ended and no more comes, and keep its end.
+
+    A process that a rank left behind may hold the channel open, so its end is not waited for.
+    """
+    listening = True
+    while True:
+        ready, _, _ = select.select([reader], [], [], _SILENCE_SECONDS)
+        if not ready:
+            if process.poll() is not None:
+                return
+            continue
+        chunk = _read(reader)
+        if not chunk:
+            return
         tail.append(chunk)
-        if readable:
+        if listening:
             try:
                 sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.flush()
             except BrokenPipeError:
-                readable = False
+                # Nobody reads any more (`| head`); the training goes on.
+                listening = False
+
+
+def _read(reader: int) -> bytes:
+    """The next output, empty at its end."""
+    try:
+        return os.read(reader, _CHUNK)
+    except OSError as error:
+        # How a terminal says that nobody writes to it any more.
+        if error.errno == errno.EIO:
+            return b""
+        raise

@@ -18,6 +18,7 @@ from lora_suite.launch.local import LocalLauncher
 from lora_suite.launch.progress import Progress
 from lora_suite.launch.record import Ended, RunDir, RunRecord
 from lora_suite.plan.model import Case, PlannedRun
+from tests.launch.helpers import alive
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "sft-tiny-llama-1n2c-fsdp2.yaml"
@@ -61,14 +62,6 @@ def run(case: Case, run_dir: Path, *, keep: bool = False) -> Ended:
 
 def rank_pid(run_dir: Path) -> int:
     return int((run_dir / "run.log").read_text().split()[1])
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def test_done_run_keeps_its_log_and_gets_what_it_needs(tmp_path: Path) -> None:

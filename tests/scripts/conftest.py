@@ -30,7 +30,7 @@ tree = {"policy": {"init": "random"}, "sft": {"max_num_steps": 3}, "flag": True}
 losses = {str(step): 4.0 - step for step in range(1, steps + 1)}
 (run_dir / "metrics.json").write_text(json.dumps({"train/loss": losses}))
 run_id = os.environ.get("STUB_RUN_ID") or os.environ["LORA_SUITE_RUN_ID"]
-environment = {"strict": {"gpu_model": os.environ.get("STUB_GPU", "NVIDIA H200")}, "soft": {}}
+environment = {"strict": {"device": os.environ.get("STUB_GPU", "NVIDIA H200")}, "soft": {}}
 (run_dir / "run.json").write_text(json.dumps({"run_id": run_id, "environment": environment}))
 (run_dir / "ckpts" / "step_3").mkdir(parents=True, exist_ok=True)
 """
