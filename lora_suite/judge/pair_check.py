@@ -10,6 +10,7 @@ from typing import cast
 
 from check_metrics import CheckResult, Expression, ExpressionError, PairForm, Series, evaluate, parse
 from check_metrics.series import describe_steps, is_keyed_by_step
+from check_metrics.verdict import require_arms
 from lora_suite.judge.block import Block
 from lora_suite.judge.checks import absent_data, seen_values
 from lora_suite.judge.statistics import Operator, decide, log_effect, median_log_ratio
@@ -26,6 +27,7 @@ def judge_pair_check(text: str, blocks: Sequence[Block], warmup: int) -> PairChe
     """
     try:
         expression = parse(text)
+        require_arms(expression, blocks[0].arms)
         for block in blocks:
             absent = absent_data(expression, {arm: run.metrics for arm, run in block.arms.items()})
             if absent is not None:

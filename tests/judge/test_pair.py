@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pair's verdict: what makes it incomparable or missing, and what its checks say over the repeats."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from lora_suite.judge.pair import judge_pair
+from lora_suite.judge.run import judge_run
+from lora_suite.judge.verdict import PairVerdict, RunVerdict
+from lora_suite.launch.record import Ended
+from lora_suite.plan.model import Difference, Pair
+from tests.judge.helpers import DONE, FULL, LORA, Damage, make_case, make_pair, planned, write_run
+
+FULL_TIMES = (0.100, 0.102, 0.099, 0.101)
+LORA_TIMES = (0.070, 0.0705, 0.0695, 0.070)
+SAME_LOSS = 'max_rel_diff(full["train/loss"], lora["train/loss"]) < 1e-3'
+
+Harm = Callable[[str, int], Damage | None]
+
+
+def no_harm(arm: str, repeat: int) -> Damage | None:
+    """Leave every run as it is."""
+    return None
+
+
+def only(arm: str, repeat: int, damage: Damage) -> Harm:
+    """Damage one run."""
+    return lambda each, number: damage if (each, number) == (arm, repeat) else None
+
+
+def every(arm: str, damage: Damage) -> Harm:
+    """Damage all runs of an arm."""
+    return lambda each, number: damage if each == arm else None
+
+
+def record(**changes: Any) -> Damage:
+    """Change the record."""
+    return lambda metrics, record: record.update(changes)
+
+
+def runs(
+    tmp_path: Path,
+    harm: Harm = no_harm,
+    full: Sequence[float] = FULL_TIMES,
+    lora: Sequence[float] = LORA_TIMES,
+) -> dict[str, list[RunVerdict]]:
+    """Write and judge the runs of both arms, one for each step time."""
+    judged: dict[str, list[RunVerdict]] = {}
+    for arm, stem, times in (("full", FULL, full), ("lora", LORA, lora)):
+        case = make_case(stem)
+        for repeat, step_time in enumerate(times, 1):
+            run_dir = tmp_path / stem / str(repeat)
+            write_run(run_dir, case, repeat, step_time=step_time, damage=harm(arm, repeat))
+            verdict = judge_run(case, planned(stem, repeat, "fsdp2", arm), run_dir, DONE)
+            judged.setdefault(arm, []).append(verdict)
+    return judged
+
+
+def judged(tmp_path: Path, harm: Harm = no_harm, pair: Pair | None = None, **times: Any) -> PairVerdict:
+    """Write the runs of a pair and judge it."""
+    return judge_pair(pair or make_pair(), runs(tmp_path, harm, **times))
+
+
+def ratio(operator: str, limit: float, metric: str = "timing/train/step_time") -> Pair:
+    """The pair with one check on a ratio."""
+    return make_pair(checks=(f'ratio(lora["{metric}"], full["{metric}"]) {operator} {limit}',))
+
+
+class TestRatio:
+    """A ratio is decided on its interval."""
+
+    def test_the_effect_is_the_t_interval_of_the_log_ratios(self, tmp_path):
+        verdict = judged(tmp_path)
+        logs = [math.log(a / b) for a, b in zip(LORA_TIMES, FULL_TIMES, strict=True)]
+        theirs = stats.ttest_1samp(logs, 0.0).confidence_interval(0.95)
+        (check,) = verdict.checks
+        assert check.effect is not None
+        assert check.effect.estimate == pytest.approx(math.exp(statistics.fmean(logs)))
+        assert (check.effect.low, check.effect.high) == pytest.approx(
+            (math.exp(theirs.low), math.exp(theirs.high))
+        )
+        quantiles = stats.t.ppf(0.975, 3) + stats.t.ppf(0.8, 3)
+        detectable = math.expm1(quantiles * statistics.stdev(logs) / 2)
+        assert check.effect.smallest_detectable == pytest.approx(detectable)
+        assert check.effect.repeats == 4
+        assert check.limit == 0.8
+
+    @pytest.mark.parametrize(
+        ("operator", "limit", "state"),
+        [
+            ("<", 0.8, "PASS"),
+            ("<", 0.6, "FAIL"),
+            ("<", 0.696, "INCONCLUSIVE"),
+            (">", 0.6, "PASS"),
+            (">=", 0.8, "FAIL"),
+            ("<=", 0.8, "PASS"),
+        ],
+    )
+    def test_state(self, tmp_path, operator, limit, state):
+        verdict = judged(tmp_path, pair=ratio(operator, limit))
+        assert verdict.state == verdict.checks[0].state == state
+
+    def test_the_limit_may_stand_on_the_left(self, tmp_path):
+        pair = make_pair(
+            checks=('0.6 > ratio(lora["timing/train/step_time"], full["timing/train/step_time"])',)
+        )
+        assert judged(tmp_path, pair=pair).state == "FAIL"
+
+    def test_an_inconclusive_one_says_what_could_have_been_seen(self, tmp_path):
+        message = judged(tmp_path, pair=ratio("<", 0.696)).checks[0].message
+        assert "lies across the limit < 0.696" in message
+        assert "smallest detectable effect" in message
+
+    def test_the_first_three_steps_of_a_run_do_not_count(self, tmp_path):
+        def slow_start(metrics, record):
+            for step in ("1", "2", "3"):
+                metrics["timing/train/step_time"][step] = 50.0
+
+        effect = judged(tmp_path, every("lora", slow_start)).checks[0].effect
+        assert effect == judged(tmp_path / "other").checks[0].effect
+
+    def test_nor_do_those_after_a_resume(self, tmp_path):
+        def resumed(metrics, record):
+            record["segments"] = [1, 6]
+            for step in ("6", "7", "8"):
+                metrics["timing/train/step_time"][step] = 50.0
+
+        effect = judged(tmp_path, lambda arm, repeat: resumed).checks[0].effect
+        assert effect == judged(tmp_path / "other").checks[0].effect
+
+    def test_arms_of_which_only_one_was_resumed_have_no_equal_steps(self, tmp_path):
+        verdict = judged(tmp_path, only("lora", 2, record(segments=[1, 6])))
+        assert verdict.state == "INCONCLUSIVE"
+        assert verdict.checks[0].message == "run 2: only one arm has step 6-8"
+
+    def test_nothing_left_after_warm_up_is_inconclusive(self, tmp_path):
+        verdict = judged(tmp_path, pair=make_pair(warmup=10))
+        assert verdict.state == "INCONCLUSIVE"
+        assert "no step is left after the first 10 (warm-up)" in verdict.checks[0].message
+
+    def test_a_window_of_the_check_is_kept(self, tmp_path):
+        def slow_end(metrics, record):
+            for step in range(6, 11):
+                metrics["timing/train/step_time"][str(step)] = 50.0
+
+        text = 'ratio(lora["timing/train/step_time"], full["timing/train/step_time"], 1, 6) < 0.8'
+        assert judged(tmp_path, every("lora", slow_end), make_pair(checks=(text,))).state == "PASS"
+        assert judged(tmp_path, every("lora", slow_end)).state == "FAIL"
+
+    def test_one_repeat_is_never_enough(self, tmp_path):
+        verdict = judged(tmp_path, pair=make_pair(repeats=1), full=[0.1], lora=[0.05])
+        assert verdict.state == "INCONCLUSIVE"
+        assert verdict.checks[0].effect is None
+        assert verdict.checks[0].value == "0.5000"
+        assert "one repeat shows no spread" in verdict.checks[0].message
+
+    @pytest.mark.parametrize("value", [0.0, -1.0])
+    def test_what_is_not_positive_has_no_ratio(self, tmp_path, value):
+        def damage(metrics, record):
+            metrics["timing/train/step_time"]["7"] = value
+
+        verdict = judged(tmp_path, only("full", 3, damage))
+        assert verdict.state == "INCONCLUSIVE"
+        assert verdict.checks[0].message == f"run 3: step 7 is {value:g}: a ratio needs positive values"
+
+    def test_series_sampled_by_the_clock_are_compared_by_their_typical_values(self, tmp_path):
+        def sampled(arm, repeat):
+            peak = 30.0 if arm == "lora" else 40.0
+            series = {str(second): peak for second in range(5 if arm == "lora" else 9)}
+            return lambda metrics, record: metrics.update({"ray/node.0.gpu.0.mem_gb": series})
+
+        verdict = judged(tmp_path, sampled, ratio("<", 0.8, "ray/node.0.gpu.0.mem_gb"))
+        assert verdict.state == "PASS"
+        assert verdict.checks[0].effect is not None
+        assert verdict.checks[0].effect.estimate == pytest.approx(0.75)
+
+    def test_swapping_the_arms_inverts_the_effect(self, tmp_path):
+        there = judged(tmp_path).checks[0].effect
+        back = judged(tmp_path / "other", full=LORA_TIMES, lora=FULL_TIMES).checks[0].effect
+        assert there is not None
+        assert back is not None
+        assert back.estimate == pytest.approx(1 / there.estimate)
+        assert back.low == pytest.approx(1 / there.high)
+
+
+class TestComparable:
+    """Steps are matched only where that is allowed."""
+
+    def test_arms_that_differ_too_much_are_incomparable(self, tmp_path):
+        pair = make_pair(
+            not_comparable=(
+                Difference("sft.seed", 42, 7),
+                Difference("policy.precision", "float32", "bfloat16"),
+            )
+        )
+        verdict = judged(tmp_path, pair=pair)
+        assert verdict.state == "INCOMPARABLE"
+        assert verdict.message == (
+            "arms differ in sft.seed (42 and 7); policy.precision ('float32' and 'bfloat16')"
+        )
+        assert verdict.checks == []
+
+    @pytest.mark.parametrize(
+        ("batches", "step"),
+        [
+            ({**{str(step): f"batch-{step}" for step in range(1, 11)}, "4": "other", "6": "other"}, 4),
+            ({str(step): f"batch-{step}" for step in range(1, 10)}, 10),
+            ({}, 1),
+        ],
+    )
+    @pytest.mark.parametrize("arm", ["full", "lora"])
+    def test_other_batches_are_incomparable(self, tmp_path, batches, step, arm):
+        verdict = judged(tmp_path, only(arm, 2, record(batches=batches)))
+        assert verdict.state == "INCOMPARABLE"
+        assert verdict.message == f"full and lora saw different batches at step {step} of run 2"
+
+    def test_without_any_fingerprint_nothing_is_matched(self, tmp_path):
+        assert judged(tmp_path, lambda arm, repeat: record(batches={})).state == "INCOMPARABLE"
+
+    def test_another_environment_is_incomparable(self, tmp_path):
+        other = {"strict": {"gpu_model": None, "torch": "2.11.0"}, "soft": {}}
+        verdict = judged(tmp_path, only("lora", 3, record(environment=other)))
+        assert verdict.state == "INCOMPARABLE"
+        assert verdict.message == (
+            "full run 1 and lora run 3 ran in different environments (torch: 2.13.0 and 2.11.0)"
+        )
+
+    def test_facts_of_one_backend_alone_and_soft_ones_are_no_difference(self, tmp_path):
+        other = {
+            "strict": {"gpu_model": None, "torch": "2.13.0", "megatron-core": "0.16.1"},
+            "soft": {"host": "b"},
+        }
+        assert judged(tmp_path, every("lora", record(environment=other))).state == "PASS"
+
+
+class TestLacking:
+    """A pair whose arms were not all measured is MISSING and says which run."""
+
+    @pytest.mark.parametrize(
+        ("ended", "words"),
+        [
+            (
+                Ended(how="oom", status=1, message="CUDA out of memory"),
+                "ERROR out of memory: CUDA out of memory",
+            ),
+            (Ended(how="interrupted", status=130, message="after step 3"), "MISSING after step 3"),
+        ],
+    )
+    def test_a_broken_run_is_named_and_the_rest_is_judged(self, tmp_path, ended, words):
+        arms = runs(tmp_path)
+        case = make_case(LORA)
+        arms["lora"][1] = judge_run(case, planned(LORA, 2), tmp_path / LORA / "2", ended)
+        verdict = judge_pair(make_pair(), arms)
+        assert verdict.state == verdict.own_state == "MISSING"
+        assert verdict.message == f"lora run 2: {words}"
+        assert verdict.checks[0].state == "PASS"
+        assert verdict.checks[0].effect is not None
+        assert verdict.checks[0].effect.repeats == 3
+        assert "judged on 3 of 4 repeats" in verdict.notes
+
+    def test_a_run_with_holes_is_named_by_its_series(self, tmp_path):
+        def hole(metrics, record):
+            del metrics["timing/train/step_time"]["5"]
+
+        verdict = judged(tmp_path, only("full", 4, hole))
+        assert verdict.state == "MISSING"
+        assert verdict.message == "full run 4: MISSING no value at step 5"
+
+    def test_fewer_runs_than_repeats_are_missing(self, tmp_path):
+        verdict = judged(tmp_path, full=FULL_TIMES[:3])
+        assert verdict.state == "MISSING"
+        assert verdict.message == "full run 4: not planned"
+
+    def test_no_run_at_all(self):
+        verdict = judge_pair(make_pair(repeats=1), {})
+        assert (verdict.state, verdict.checks) == ("MISSING", [])
+
+    def test_incomparable_and_lacking_is_missing_and_says_both(self, tmp_path):
+        pair = make_pair(not_comparable=(Difference("sft.seed", 42, 7),))
+        verdict = judged(tmp_path, pair=pair, full=FULL_TIMES[:3])
+        assert verdict.state == "MISSING"
+        assert verdict.message == "arms differ in sft.seed (42 and 7); full run 4: not planned"
+
+    def test_a_run_that_only_failed_a_check_was_measured(self, tmp_path):
+        def frozen(metrics, record):
+            record["invariants"][-1]["ok"] = False
+
+        arms = runs(tmp_path, every("lora", frozen))
+        assert {run.state for run in arms["lora"]} == {"FAIL"}
+        assert judge_pair(make_pair(), arms).state == "PASS"
+
+    @pytest.mark.parametrize("checks", [(), ('ratio(lora["x"], full["x"]) < 1',)])
+    def test_no_check_and_no_data_do_not_pass(self, tmp_path, checks):
+        assert judged(tmp_path, pair=make_pair(checks=checks)).state == "MISSING"
+
+    @pytest.mark.parametrize("text", ['ratio(lora["train/loss"], base["train/loss"]) < 1', "ratio("])
+    def test_a_check_that_cannot_be_read_is_an_error(self, tmp_path, text):
+        assert judged(tmp_path, pair=make_pair(checks=(text,))).state == "ERROR"
+
+    def test_values_that_are_not_finite_do_not_pass(self, tmp_path):
+        def nan(metrics, record):
+            metrics["timing/train/step_time"]["8"] = None
+
+        assert judged(tmp_path, only("lora", 1, nan)).state == "INCONCLUSIVE"
+
+
+class TestOtherChecks:
+    """What is no ratio is evaluated on every repeat; the worst decides."""
+
+    PAIR = make_pair(checks=(SAME_LOSS,))
+
+    def test_all_repeats_agree(self, tmp_path):
+        verdict = judged(tmp_path, pair=self.PAIR)
+        assert verdict.state == "PASS"
+        assert (verdict.checks[0].value, verdict.checks[0].limit) == ("0", 0.001)
+
+    def test_the_worst_repeat_decides_and_is_named(self, tmp_path):
+        def off(share: float) -> Damage:
+            def damage(metrics, record):
+                metrics["train/loss"]["1"] *= 1 + share
+
+            return damage
+
+        shares = {2: 1.5e-3, 3: 2e-3, 4: 5e-4}
+        verdict = judged(
+            tmp_path, lambda arm, repeat: off(shares.get(repeat, 0) if arm == "full" else 0), self.PAIR
+        )
+        assert verdict.state == "FAIL"
+        assert float(verdict.checks[0].value) == pytest.approx(2e-3)
+        assert verdict.checks[0].message.startswith("run 3: ")
+
+    def test_a_passed_check_names_the_repeat_nearest_to_the_limit(self, tmp_path):
+        def damage(metrics, record):
+            metrics["train/loss"]["1"] *= 1 + 5e-4
+
+        verdict = judged(tmp_path, only("full", 4, damage), self.PAIR)
+        assert verdict.state == "PASS"
+        assert float(verdict.checks[0].value) == pytest.approx(5e-4)
+        assert verdict.checks[0].message == "nearest to the limit in run 4"
+
+    def test_a_nan_fails(self, tmp_path):
+        def damage(metrics, record):
+            metrics["train/loss"]["2"] = None
+
+        verdict = judged(tmp_path, only("full", 2, damage), self.PAIR)
+        assert verdict.state == "FAIL"
+        assert "not finite at step 2" in verdict.checks[0].message
+
+    def test_one_repeat_is_enough(self, tmp_path):
+        pair = make_pair(repeats=1, checks=(SAME_LOSS,))
+        assert judged(tmp_path, pair=pair, full=[0.1], lora=[0.1]).state == "PASS"
+
+    def test_a_ratio_that_must_equal_something_has_no_interval(self, tmp_path):
+        verdict = judged(tmp_path, pair=ratio("==", 1.0, "train/loss"))
+        assert (verdict.state, verdict.checks[0].effect) == ("PASS", None)
+
+    def test_checks_without_a_pair_form_work_too(self, tmp_path):
+        text = 'max(lora["memory/peak_allocated_gib"]) < max(full["memory/peak_allocated_gib"])'
+        verdict = judged(tmp_path, pair=make_pair(checks=(text,)))
+        assert (verdict.state, verdict.checks[0].limit) == ("FAIL", None)
+
+
+def test_planted_faults_are_noted(tmp_path):
+    pair = make_pair(faults=(Difference("debug.faults.slow_step", 1.0, 3.0),))
+    assert judged(tmp_path, pair=pair).notes == ["planted fault: debug.faults.slow_step (1.0 and 3.0)"]
