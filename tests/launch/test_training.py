@@ -256,7 +256,7 @@ def test_ranks_write_to_a_terminal_where_the_launcher_does(run_dir: Path) -> Non
     process = _start(theirs)
     os.close(theirs)
     output = b""
-    while b"terminal:" not in output:
+    while b"\n" not in output.partition(b"terminal:")[2]:
         output += os.read(ours, 4096)
     assert process.wait(timeout=20) == 0
     os.close(ours)
