@@ -53,6 +53,7 @@ class AdapterBank:
             raise ValueError("no adapters: nothing would be trained")
         self.adapters = tuple(adapters)
         self.topology = topology
+        self.model_dtype = model_dtype
         self.dtype = self.adapters[0].spec.dtype or model_dtype
         self.slots: tuple[Slot, ...] = ()
         self.replicated = 0
@@ -89,6 +90,19 @@ class AdapterBank:
         self.compute.copy_(self.master)
         for slot in self.slots:
             self._register(slot)
+        self._seed_dropout()
+
+    def _seed_dropout(self) -> None:
+        """Give the adapters one generator: equal on tensor parallel ranks, different on all others."""
+        self.generator: torch.Generator | None = None
+        spec, topology = self.adapters[0].spec, self.topology
+        if spec.dropout == 0.0:
+            return
+        text = f"{spec.seed}:dropout:{topology.dp.index}:{topology.pp.index}"
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+        self.generator = torch.Generator(topology.device).manual_seed(seed)
+        for adapter in self.adapters:
+            adapter.generator = self.generator
 
     @staticmethod
     def _is_shard(adapter: Adapter, factor: str) -> bool:
@@ -163,8 +177,12 @@ class AdapterBank:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
-        self.compute.copy_(self.master)
+        self.publish()
         self.gradient.zero_()
+
+    def publish(self) -> None:
+        """Copy the master to what the model multiplies with."""
+        self.compute.copy_(self.master)
 
     # -- what invariants, checkpoints and tests look at -----------------------------------------------------
 
@@ -180,9 +198,10 @@ class AdapterBank:
             for rows, columns in (adapter.full_shape(factor) for factor in FACTORS)
         )
 
-    def norms(self, buffer: torch.Tensor) -> dict[str, float]:
-        """Norm of each factor's part of one of the flat buffers, by key. Waits for the device."""
-        return {slot.key: float(buffer[slot.start : slot.stop].double().norm()) for slot in self.slots}
+    def largest(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Largest absolute value of each factor's part of one of the flat buffers [slots], on the device."""
+        parts = [buffer[slot.start : slot.stop] for slot in self.slots]
+        return torch.stack(torch._foreach_norm(parts, float("inf")))
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -196,11 +215,12 @@ class AdapterBank:
                 adapter.enabled = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Master copies by factor, and the optimizer's state; this rank's part."""
+        """Master copies by factor, the optimizer's and the dropout generator's state; this rank's part."""
         if self._optimizer is None:
             raise RuntimeError("build_optimizer() comes first")
         factors = {slot.key: self.master[slot.start : slot.stop].clone() for slot in self.slots}
-        return {"factors": factors, "optimizer": self._optimizer.state_dict()}
+        dropout = self.generator.get_state() if self.generator is not None else None
+        return {"factors": factors, "optimizer": self._optimizer.state_dict(), "dropout": dropout}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; factors that differ in name or size are an error naming them."""
@@ -216,5 +236,7 @@ class AdapterBank:
             raise KeyError(f"adapter factors differ from the checkpoint's: {', '.join(differing[:8])}")
         for slot in self.slots:
             self.master[slot.start : slot.stop] = factors[slot.key]
-        self.compute.copy_(self.master)
+        self.publish()
         self._optimizer.load_state_dict(state["optimizer"])
+        if self.generator is not None:
+            self.generator.set_state(state["dropout"])

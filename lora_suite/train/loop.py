@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop: steps, and what belongs to every step, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lora_suite.config import ConfigError
+from lora_suite.config.schema import Recipe
+from lora_suite.train.backends.base import Backend
+from lora_suite.train.batch import MicroBatch
+from lora_suite.train.checkpoint import Checkpoints, Meta, layout_of, lora_of, metric_of
+from lora_suite.train.data.batches import GlobalBatch, Slicing
+from lora_suite.train.data.load import TrainingData
+from lora_suite.train.environment import peak_resident_gib
+from lora_suite.train.faults import drag, freezing, kill_if_due
+from lora_suite.train.lora.invariants import InvariantChecks
+from lora_suite.train.process import random_state, restore_random_state
+from lora_suite.train.reporter import Peak, Reporter, StepReport, Work
+from lora_suite.train.schedule import learning_rate, peak_learning_rate
+from lora_suite.train.timer import StepTimer
+
+_ALLOCATED, _RESERVED = "memory/peak_allocated_gib", "memory/peak_reserved_gib"
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """What one reduction of a step brings to every rank's host."""
+
+    loss_sum: float
+    grad_norm: float
+    peaks: dict[str, Peak]
+
+
+class Trainer:
+    """Trains one recipe on one rank.
+
+    checks: None for full SFT. reporter: on rank 0 alone. recipe_hash: for checkpoints. lora_facts: `lora/…`
+    metrics that no step changes. step: the step under way or last done, for whoever must say where a training
+    died.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        backend: Backend,
+        data: TrainingData,
+        checkpoints: Checkpoints,
+        checks: InvariantChecks | None,
+        reporter: Reporter | None,
+        *,
+        recipe_hash: str,
+        lora_facts: Mapping[str, float],
+    ) -> None:
+        self._recipe = recipe
+        self._backend = backend
+        self._topology = backend.topology
+        self._data = data
+        self._checkpoints = checkpoints
+        self._checks = checks
+        self._reporter = reporter
+        self._recipe_hash = recipe_hash
+        self._lora_facts = lora_facts
+        self._timer = StepTimer(self._topology.device)
+        self.step = 0
+
+    @property
+    def last_step(self) -> int:
+        """Where the training ends."""
+        return last_step(self._recipe, self._data)
+
+    def train(self, first_step: int) -> None:
+        """Make the steps from `first_step` on; leaves checkpoints, metrics and invariants behind."""
+        if first_step == 1:
+            self._before_first_step()
+        if self._topology.device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        if self._reporter is not None:
+            self._reporter.start_clock()
+        for step in range(first_step, self.last_step + 1):
+            self.step = step
+            self._train_step(step)
+        if self._checks is not None:
+            self._checks.after_training(self.step)
+
+    def _before_first_step(self) -> None:
+        recipe = self._recipe
+        if self._checks is not None:
+            batch = self._data.steps[0]
+            b_init = getattr(recipe.policy.lora, "lora_B_init_method", "zero")
+            batches = self._on_device(batch, self._data.slicing)
+            self._checks.before_first_step(batches, batch.supervised, b_is_zero=b_init == "zero")
+        if recipe.sft.val_at_start:
+            loss = self._validate()
+            if self._reporter is not None:
+                self._reporter.validation(0, loss)
+
+    # -- one step -------------------------------------------------------------------------------------------
+
+    def _train_step(self, step: int) -> None:
+        backend, timer, faults = self._backend, self._timer, self._recipe.debug.faults
+        recipe, batch = self._recipe, self._data.steps[step - 1]
+        kill_if_due(faults, self._topology.rank, step)
+        lr = learning_rate(
+            step, peak_learning_rate(recipe), recipe.policy.scheduler, recipe.sft.max_num_steps
+        )
+
+        timer.start()
+        batches = self._on_device(batch, self._data.slicing)
+        timer.host("data")
+        timer.begin_device()
+        loss = backend.forward_backward(batches, batch.supervised)
+        timer.device("forward_backward")
+        backend.sync_gradients()
+        timer.device("grad_sync")
+        if self._checks is not None:
+            self._checks.after_backward(step)
+        grad_norm = backend.clip_gradients(recipe.policy.max_grad_norm)
+        with freezing(faults, backend.bank):
+            backend.optimizer_step(lr)
+        scalars = self._reduce(loss, grad_norm)
+        timer.host("optimizer")
+        if faults.slow_step > 1.0:
+            drag(faults, sum(timer.phases.values()) - timer.phases["data"])
+            timer.host("forward_backward")
+
+        mean_loss = scalars.loss_sum / batch.supervised
+        validation_loss = None
+        if self._validation_due(step):
+            validation_loss = self._validate()
+            timer.host("validation")
+        if self._checkpoints.due(step, self.last_step):
+            self._save(step, mean_loss, validation_loss)
+            timer.host("checkpointing")
+
+        if self._checks is not None:
+            no_dropout = recipe.policy.lora.dropout == 0.0
+            self._checks.after_step(step, mean_loss, loss_is_comparable=no_dropout)
+        if self._reporter is not None:
+            self._reporter.step(
+                StepReport(
+                    step=step,
+                    loss=mean_loss,
+                    grad_norm=scalars.grad_norm,
+                    lr=lr,
+                    work=self._work(batch),
+                    batch=batch.fingerprint,
+                    seconds=timer.seconds,
+                    phases=timer.phases,
+                    peaks=scalars.peaks,
+                    lora=self._lora_metrics(),
+                    validation_loss=validation_loss,
+                )
+            )
+
+    def _reduce(self, loss: torch.Tensor, grad_norm: torch.Tensor) -> Scalars:
+        """Bring loss, norm and memory of all ranks to the host: one reduction, one wait for the device.
+
+        In the vector that is summed each rank fills its own places: the loss once a data parallel rank, the
+        norm once, the memory figures by rank.
+        """
+        topology = self._topology
+        figures = _memory_figures(topology.device)
+        vector = torch.zeros(2 + topology.world_size * len(figures), dtype=torch.float64)
+        start = 2 + topology.rank * len(figures)
+        vector[start : start + len(figures)] = torch.tensor(list(figures.values()), dtype=torch.float64)
+        vector = vector.to(topology.device, non_blocking=True)
+        if topology.tp.index == 0 and topology.pp.index == 0:
+            vector[0] = loss
+        if topology.rank == 0:
+            vector[1] = grad_norm
+        if topology.world_size > 1:
+            dist.all_reduce(vector)
+        loss_sum, norm, *memory = vector.tolist()
+        peaks = {}
+        for offset, name in enumerate(figures):
+            of_ranks = memory[offset :: len(figures)]
+            highest = max(of_ranks)
+            peaks[name] = Peak(highest, of_ranks.index(highest))
+        return Scalars(loss_sum, norm, peaks)
+
+    def _on_device(self, batch: GlobalBatch, slicing: Slicing) -> list[MicroBatch]:
+        topology = self._topology
+        return [each.to(topology.device) for each in slicing.micro_batches(batch, topology.dp)]
+
+    def _work(self, batch: GlobalBatch) -> Work:
+        slots = self._data.slicing.slots(batch, self._topology.dp.size)
+        return Work(slots=slots, tokens=batch.tokens, supervised=batch.supervised)
+
+    def _lora_metrics(self) -> dict[str, float]:
+        if self._checks is None:
+            return {}
+        return {"lora/grad_coverage": self._checks.coverage, **self._lora_facts}
+
+    # -- beside the step ------------------------------------------------------------------------------------
+
+    def _validation_due(self, step: int) -> bool:
+        sft = self._recipe.sft
+        periodic = sft.val_period > 0 and step % sft.val_period == 0
+        return periodic or (sft.val_at_end and step == self.last_step)
+
+    def _validate(self) -> float:
+        """Mean loss over the supervised tokens of all validation batches."""
+        total = torch.zeros((), dtype=torch.float64, device=self._topology.device)
+        for batch in self._data.validation:
+            total += self._backend.evaluate(self._on_device(batch, self._data.validation_slicing))
+        tokens = sum(batch.supervised for batch in self._data.validation)
+        return float(self._topology.dp.sum(total)) / tokens
+
+    def _save(self, step: int, loss: float, validation_loss: float | None) -> None:
+        metric = {"train/loss": loss, "validation/loss": validation_loss}.get(
+            metric_of(self._recipe.checkpointing.metric_name) or ""
+        )
+        meta = Meta(
+            step=step,
+            layout=layout_of(self._recipe, self._topology),
+            lora=lora_of(self._recipe),
+            recipe_hash=self._recipe_hash,
+            batch=self._data.steps[step - 1].fingerprint,
+            metric=metric,
+        )
+        state = {
+            "backend": self._backend.state_dict(),
+            "random": random_state(self._topology.device),
+            "frozen": self._checks.frozen_before if self._checks is not None else "",
+        }
+        self._checkpoints.save(meta, state)
+
+
+def last_step(recipe: Recipe, data: TrainingData) -> int:
+    """Where a training ends: at `max_num_steps`, or where its epochs do, or where a planted fault says."""
+    stop_at = recipe.debug.faults.stop_at
+    return min(len(data.steps), stop_at) if stop_at is not None else len(data.steps)
+
+
+def resume(
+    recipe: Recipe, backend: Backend, data: TrainingData, checkpoints: Checkpoints
+) -> tuple[int, dict[str, Any]]:
+    """Restore the newest checkpoint into the backend; return its step (0: none) and this rank's state.
+
+    Raises ConfigError if it is of another layout, other adapters or other data.
+    """
+    folder = checkpoints.newest()
+    if folder is None:
+        return 0, {}
+    topology = backend.topology
+    meta, state = checkpoints.load(folder, layout_of(recipe, topology), lora_of(recipe))
+    if meta.step <= len(data.steps) and data.steps[meta.step - 1].fingerprint != meta.batch:
+        raise ConfigError(
+            f"{folder}: the batch of step {meta.step} is not the one that the checkpoint was trained on; "
+            "rows, tokenizer, seed or batch size have changed, so the data cannot be continued"
+        )
+    backend.load_state_dict(state["backend"])
+    restore_random_state(state["random"], topology.device)
+    return meta.step, state
+
+
+def _memory_figures(device: torch.device) -> dict[str, float]:
+    """Peaks of this rank in GiB since the last call (CPU: since the process began)."""
+    if device.type != "cuda":
+        return {_ALLOCATED: peak_resident_gib()}
+    gib = 2**30
+    figures = {
+        _ALLOCATED: torch.cuda.max_memory_allocated(device) / gib,
+        _RESERVED: torch.cuda.max_memory_reserved(device) / gib,
+    }
+    torch.cuda.reset_peak_memory_stats(device)
+    return figures

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training program of one rank: data, backend, loop, and the record that rank 0 leaves behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lora_suite.blueprint import Blueprint, preflight
+from lora_suite.config import ConfigError, recipe_hash
+from lora_suite.config.schema import Recipe
+from lora_suite.launch.record import RunRecord
+from lora_suite.train.backends.base import Backend
+from lora_suite.train.checkpoint import Checkpoints, lora_of
+from lora_suite.train.collect import gather
+from lora_suite.train.data.load import TrainingData, load_data
+from lora_suite.train.environment import fingerprint, health
+from lora_suite.train.gpu_peaks import peak_tflops
+from lora_suite.train.job import Job
+from lora_suite.train.loop import Trainer, last_step, resume
+from lora_suite.train.lora.invariants import InvariantChecks
+from lora_suite.train.metrics import MetricsWriter
+from lora_suite.train.monitor import MemoryMonitor
+from lora_suite.train.nvml import Gpus
+from lora_suite.train.process import local_device, process_group, seed_ranks
+from lora_suite.train.reporter import Reporter, Speed, open_sinks
+
+NOTHING_TO_DO = 4
+"""Exit status of a training that was to go on where it had already ended: neither a pass nor a crash."""
+
+Build = Callable[[Recipe, Path, Blueprint, torch.device], Backend]
+
+
+def build_backend(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch.device) -> Backend:
+    """The recipe's backend; only that one's libraries are imported."""
+    build: Build
+    if recipe.policy.backend == "dtensor":
+        from lora_suite.train.backends.dtensor import build
+    else:
+        from lora_suite.train.backends.megatron import build
+    return build(recipe, recipe_path, blueprint, device)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a training is made of, on every rank."""
+
+    blueprint: Blueprint
+    data: TrainingData
+    backend: Backend
+    checkpoints: Checkpoints
+    checks: InvariantChecks | None
+    done: int
+
+    @property
+    def lora_facts(self) -> dict[str, float]:
+        """The `lora/…` metrics that no step changes."""
+        if self.checks is None:
+            return {}
+        return {
+            "lora/adapters": float(len(self.checks.names)),
+            "lora/trainable_params": float(self.checks.trainable),
+            "lora/layer_coverage": self.blueprint.layer_coverage,
+        }
+
+
+class Program:
+    """This rank's training, from the run directory to the exit status."""
+
+    def __init__(self, run_dir: Path, build: Build = build_backend) -> None:
+        self.run_dir = run_dir
+        self._build = build
+        self._trainer: Trainer | None = None
+
+    @property
+    def step(self) -> int:
+        """The step under way, 0 before the first."""
+        return self._trainer.step if self._trainer is not None else 0
+
+    def run(self) -> int:
+        """Train; return the exit status. Raises ConfigError for what is wrong with recipe or data."""
+        job = Job.read(self.run_dir)
+        device = local_device()
+        with process_group(device):
+            parts = self._assemble(job, device)
+            end = last_step(job.recipe, parts.data)
+            if parts.done >= end:
+                if parts.backend.topology.rank == 0:
+                    print(f"nothing to do: the checkpoint is at step {parts.done} of {end}")
+                return NOTHING_TO_DO
+            self._train(job, parts, end)
+        return 0
+
+    def _assemble(self, job: Job, device: torch.device) -> Parts:
+        recipe = job.recipe
+        blueprint = preflight(recipe, job.recipe_path)
+        data = load_data(recipe, job.recipe_path)
+        backend = self._build(recipe, job.recipe_path, blueprint, device)
+        topology = backend.topology
+        seed_ranks(recipe.sft.seed, topology)
+        folder = job.files.root / recipe.checkpointing.checkpoint_dir
+        checkpoints = Checkpoints(folder, recipe.checkpointing, topology)
+        done = 0
+        state: dict[str, Any] = {}
+        if recipe.checkpointing.enabled:
+            done, state = _continue(recipe, backend, data, checkpoints)
+        checks = None
+        if backend.bank is not None:
+            checks = InvariantChecks(
+                backend,
+                backend.bank,
+                expected=blueprint.trainable_params if blueprint.model is not None else None,
+                first_step=done + 1,
+                frozen_before=state.get("frozen"),
+            )
+        return Parts(blueprint, data, backend, checkpoints, checks, done)
+
+    def _train(self, job: Job, parts: Parts, end: int) -> None:
+        topology = parts.backend.topology
+        leads_node = int(os.environ.get("LOCAL_RANK", "0")) == 0
+        gpus = Gpus() if leads_node else None
+        monitor = _start_monitor(job.recipe, gpus) if gpus is not None else None
+        reporter = None
+        if topology.rank == 0:
+            assert gpus is not None
+            reporter = _open_reporter(job, parts, gpus, monitor, end)
+        self._trainer = Trainer(
+            job.recipe,
+            parts.backend,
+            parts.data,
+            parts.checkpoints,
+            parts.checks,
+            reporter,
+            recipe_hash=recipe_hash(job.tree),
+            lora_facts=parts.lora_facts,
+        )
+        try:
+            self._trainer.train(parts.done + 1)
+            samples = gather(topology, monitor.stop() if monitor is not None else {})
+            if reporter is not None:
+                assert gpus is not None
+                for of_node in samples:
+                    reporter.samples(of_node)
+                reporter.record.health["after"] = health(gpus)
+        finally:
+            if reporter is not None:
+                reporter.invariants(parts.checks.results if parts.checks is not None else [])
+                reporter.close()
+
+
+def _continue(
+    recipe: Recipe, backend: Backend, data: TrainingData, checkpoints: Checkpoints
+) -> tuple[int, dict[str, Any]]:
+    """Restore the newest checkpoint where the recipe says so; refuse to mix with one where it does not."""
+    newest = checkpoints.newest()
+    if newest is None:
+        return 0, {}
+    if not recipe.checkpointing.resume:
+        raise ConfigError(
+            f"{newest}: a checkpoint of an earlier run; set checkpointing.resume=true to continue it, or "
+            "train in another run directory"
+        )
+    return resume(recipe, backend, data, checkpoints)
+
+
+def _start_monitor(recipe: Recipe, gpus: Gpus) -> MemoryMonitor | None:
+    if not recipe.logger.monitor_gpus or not len(gpus):
+        return None
+    node = int(os.environ.get("GROUP_RANK", "0"))
+    monitor = MemoryMonitor(node, recipe.logger.gpu_monitoring.collection_interval, gpus.memory_gib)
+    monitor.start()
+    return monitor
+
+
+def _open_reporter(job: Job, parts: Parts, gpus: Gpus, monitor: MemoryMonitor | None, end: int) -> Reporter:
+    recipe, data = job.recipe, parts.data
+    if len(data.steps) < recipe.sft.max_num_steps:
+        print(
+            f"warning: {recipe.sft.max_num_epochs} epochs (sft.max_num_epochs) have {len(data.steps)} steps, "
+            f"fewer than sft.max_num_steps, {recipe.sft.max_num_steps}",
+            file=sys.stderr,
+        )
+    record = _open_record(job, parts)
+    record.environment = fingerprint(recipe, gpus)
+    record.health["before"] = health(gpus)
+    interval = recipe.logger.gpu_monitoring.flush_interval
+    writer = MetricsWriter(open_sinks(recipe, record, job.files, keep_until=parts.done or None))
+    return Reporter(record, job.files, writer, _speed(recipe, parts.blueprint), end, monitor, interval)
+
+
+def _open_record(job: Job, parts: Parts) -> RunRecord:
+    """A new record, or that of the run which is continued, cut back to the checkpoint's step."""
+    record = RunRecord(
+        run_id=job.run_id,
+        case=job.case,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        recipe=job.tree,
+        recipe_hash=recipe_hash(job.tree),
+        segments=[parts.done + 1],
+        steps_done=parts.done,
+        data=parts.data.counts,
+    )
+    lora = lora_of(job.recipe)
+    if lora is not None and parts.checks is not None:
+        record.lora = {**lora, "adapters": parts.checks.names, "trainable_params": parts.checks.trainable}
+    if parts.done and job.files.record.exists():
+        earlier = RunRecord.read(job.files.record)
+        record.segments = [*(first for first in earlier.segments if first <= parts.done), parts.done + 1]
+        record.batches = {step: batch for step, batch in earlier.batches.items() if int(step) <= parts.done}
+        record.nonfinite = {
+            name: [step for step in steps if step <= parts.done] for name, steps in earlier.nonfinite.items()
+        }
+        record.invariants = earlier.invariants
+    return record
+
+
+def _speed(recipe: Recipe, blueprint: Blueprint) -> Speed:
+    if blueprint.model is None:
+        return Speed(recipe.world_size, None, None)
+    peak = None
+    if torch.cuda.is_available():
+        peak = peak_tflops(torch.cuda.get_device_name(), recipe.policy.precision)
+    return Speed(
+        world_size=recipe.world_size,
+        flops_per_slot=blueprint.flops_per_token("full" if blueprint.rank is None else "lora"),
+        floor_per_slot=blueprint.floor_seconds(1.0, peak) if peak is not None else None,
+    )

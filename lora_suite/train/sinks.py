@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where metrics go: metrics.json, TensorBoard event files, Weights & Biases."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lora_suite.config.schema import WandbLogger
+from lora_suite.launch.record import write_json_atomically
+
+SAMPLED = "ray/"
+"""Prefix of metrics that are keyed by seconds since the start, not by step."""
+
+
+class JsonSink:
+    """metrics.json: ``{metric: {step: value}}``, null where a value was not finite.
+
+    keep_until: continue what the file holds up to that step (a resumed run), and forget later steps; None
+    starts anew, so that no reader can take an earlier run's file for this one's.
+    """
+
+    def __init__(self, path: Path, keep_until: int | None = None) -> None:
+        self._path = path
+        self._series: dict[str, dict[str, float | None]] = {}
+        if keep_until is not None and path.exists():
+            self._series = _until(json.loads(path.read_text(encoding="utf-8")), keep_until)
+        self.flush()
+
+    def log(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Keep the values; `flush` writes them."""
+        for name, value in values.items():
+            self._series.setdefault(name, {})[str(step)] = value
+
+    def flush(self) -> None:
+        """Replace the file."""
+        write_json_atomically(self._path, self._series)
+
+    def close(self) -> None:
+        """Replace the file a last time."""
+        self.flush()
+
+
+def _until(series: dict[str, dict[str, float | None]], step: int) -> dict[str, dict[str, float | None]]:
+    """Steps up to `step`; sampled metrics start anew, because their seconds do."""
+    kept = {
+        name: {key: value for key, value in values.items() if int(key) <= step}
+        for name, values in series.items()
+        if not name.startswith(SAMPLED)
+    }
+    return {name: values for name, values in kept.items() if values}
+
+
+class TensorBoardSink:
+    """Event files, written with tensorboard's own writer.
+
+    keep_until: as for `JsonSink`; readers then drop what earlier files hold of later steps.
+    """
+
+    def __init__(self, folder: Path, keep_until: int | None = None) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = Event, Summary
+        self._writer = EventFileWriter(str(folder))
+        if keep_until is not None:
+            start = SessionLog(status=SessionLog.START)
+            self._writer.add_event(Event(wall_time=time.time(), step=keep_until + 1, session_log=start))
+
+    def log(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Add one event with all finite values."""
+        summary = self._summary(
+            value=[
+                self._summary.Value(tag=name, simple_value=value)
+                for name, value in values.items()
+                if value is not None
+            ]
+        )
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
+
+    def flush(self) -> None:
+        """Hand buffered events to the file."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self._writer.close()
+
+
+class WandbSink:
+    """Weights & Biases. It never asks, never waits long and never fails a run: problems are warnings.
+
+    Without a key or without a way to the server it works offline; WANDB_MODE, where set, decides alone.
+    """
+
+    def __init__(self, config: WandbLogger, folder: Path, recipe: Mapping[str, Any]) -> None:
+        self._run: Any = None
+        try:
+            import wandb
+        except ImportError:
+            _warn("wandb is not installed (pip install 'lora-suite[wandb]'); it gets no metrics")
+            return
+        self._error: type[Exception] = wandb.Error
+        try:
+            self._run = wandb.init(
+                project=config.project,
+                name=config.name,
+                dir=str(folder),
+                config=dict(recipe),
+                mode=_wandb_mode(),
+                settings=wandb.Settings(init_timeout=20, silent=True),
+            )
+            self._run.define_metric(f"{SAMPLED}*", step_metric="seconds")
+        except (wandb.Error, OSError, TimeoutError) as error:
+            _warn(f"wandb did not start ({error}); it gets no metrics")
+
+    def log(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Send the finite values."""
+        if self._run is None:
+            return
+        finite = {name: value for name, value in values.items() if value is not None}
+        try:
+            if any(name.startswith(SAMPLED) for name in finite):
+                self._run.log({**finite, "seconds": step})
+            else:
+                self._run.log(finite, step=step)
+        except (self._error, OSError) as error:
+            self._give_up(error)
+
+    def flush(self) -> None:
+        """Nothing to do: wandb writes by itself."""
+
+    def close(self) -> None:
+        """End the wandb run."""
+        if self._run is None:
+            return
+        try:
+            self._run.finish(quiet=True)
+        except (self._error, OSError) as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        _warn(f"wandb failed ({error}); it gets no further metrics")
+        self._run = None
+
+
+def _wandb_mode() -> Any:
+    """The mode to start wandb in, so that it neither asks for a key nor waits for a server."""
+    chosen = os.environ.get("WANDB_MODE")
+    if chosen:
+        return chosen
+    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("://")[-1].split("/")[0]
+    name, _, port = host.partition(":")
+    if not os.environ.get("WANDB_API_KEY") and not _netrc_names(name):
+        return "offline"
+    try:
+        socket.create_connection((name, int(port or 443)), timeout=3.0).close()
+    except OSError:
+        return "offline"
+    return "online"
+
+
+def _netrc_names(host: str) -> bool:
+    path = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    try:
+        return host in path.read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole program on one process with a tiny backend: what it leaves behind, and how it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from lora_suite.config import ConfigError
+from lora_suite.train.program import NOTHING_TO_DO
+from tests.train.conftest import LORA, Run
+
+PER_STEP = (
+    "train/loss",
+    "train/grad_norm",
+    "train/lr",
+    "train/global_valid_toks",
+    "timing/train/total_step_time",
+    "timing/train/step_time",
+    "timing/train/data",
+    "timing/train/forward_backward",
+    "timing/train/grad_sync",
+    "timing/train/optimizer",
+    "timing/train/validation",
+    "timing/train/checkpointing",
+    "performance/slots_per_sec_per_gpu",
+    "performance/tokens_per_sec_per_gpu",
+    "performance/supervised_tokens_per_sec_per_gpu",
+    "performance/model_tflops_per_gpu",
+    "memory/peak_allocated_gib",
+)
+SAVE = ("checkpointing.enabled=true", "checkpointing.save_period=2", "checkpointing.metric_name=null")
+
+
+def losses(run: Run) -> dict[str, float | None]:
+    return run.metrics["train/loss"]
+
+
+def test_every_step_has_every_metric(run: Run) -> None:
+    assert run.train() == 0
+    for name in PER_STEP:
+        assert list(run.metrics[name]) == ["1", "2", "3", "4"], name
+    assert not any(name.startswith("lora/") for name in run.metrics)
+    record = run.record
+    assert (record.run_id, record.steps_done, record.segments) == ("run-1", 4, [1])
+    assert list(record.batches) == ["1", "2", "3", "4"]
+    assert record.invariants == []
+    assert record.environment is not None
+
+
+def test_phases_sum_to_the_step(run: Run) -> None:
+    run.train("sft.max_num_steps=8", "sft.val_period=2", *SAVE)
+    metrics = run.metrics
+    phases = ("data", "forward_backward", "grad_sync", "optimizer", "validation", "checkpointing")
+    for step in metrics["train/loss"]:
+        total = metrics["timing/train/total_step_time"][step]
+        parts = {phase: metrics[f"timing/train/{phase}"][step] for phase in phases}
+        assert sum(parts.values()) == pytest.approx(total, rel=0.02)
+        assert metrics["timing/train/step_time"][step] == pytest.approx(
+            total - parts["validation"] - parts["checkpointing"]
+        )
+        due = int(step) % 2 == 0
+        assert (parts["validation"] > 0.0) is due
+        assert (parts["checkpointing"] > 0.0) is due
+
+
+def test_lora_invariants_hold(run: Run) -> None:
+    run.train(LORA)
+    verdicts = {each.name: each.ok for each in run.record.invariants}
+    # The formula is that of the recipe's model, and this backend has another one.
+    assert verdicts.pop("trainable_params") is False
+    assert verdicts == dict.fromkeys(
+        (
+            "step1_loss_equals_base",
+            "b_gradients_step1",
+            "a_gradients_step2",
+            "adapters_moved",
+            "frozen_unchanged",
+            "replicas_equal",
+        ),
+        True,
+    )
+    assert run.metrics["lora/trainable_params"]["1"] == 2 * 8 * 24
+    assert run.metrics["lora/adapters"]["4"] == 1
+    assert run.metrics["lora/grad_coverage"]["1"] == 1.0
+
+
+@pytest.mark.parametrize("arm", [(), (LORA,), (LORA, "policy.dtensor_cfg.lora_cfg.dropout=0.3")])
+def test_resume_equals_a_straight_run_bit_for_bit(
+    new_run: Callable[[str], Run], arm: tuple[str, ...]
+) -> None:
+    straight, halved = new_run("straight"), new_run("halved")
+    straight.train(*arm, "policy.precision=float32")
+    halved.train(*arm, *SAVE, "policy.precision=float32", "debug.faults.stop_at=2")
+    halved.train(*arm, *SAVE, "policy.precision=float32", "checkpointing.resume=true", run_id="run-2")
+    for name in ("train/loss", "train/grad_norm", "train/lr"):
+        assert halved.metrics[name] == straight.metrics[name]
+    assert halved.record.batches == straight.record.batches
+    assert halved.record.segments == [1, 3]
+    assert halved.record.run_id == "run-2"
+    assert halved.record.steps_done == 4
+    assert losses(straight)["1"] != losses(straight)["3"]
+
+
+def test_steps_after_the_checkpoint_are_made_anew(new_run: Callable[[str], Run]) -> None:
+    run = new_run("cut")
+    run.train(*SAVE, "debug.faults.stop_at=3", "checkpointing.save_period=2")
+    assert sorted(path.name for path in (run.folder / "ckpts").iterdir()) == ["step_2", "step_3"]
+    for path in (run.folder / "ckpts" / "step_3").iterdir():
+        path.unlink()
+    run.train(*SAVE, "checkpointing.resume=true")
+    assert run.record.segments == [1, 3]
+    assert list(losses(run)) == ["1", "2", "3", "4"]
+
+
+def test_a_finished_training_has_nothing_to_do(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.train(*SAVE)
+    before = run.metrics
+    assert run.train(*SAVE, "checkpointing.resume=true") == NOTHING_TO_DO
+    assert "nothing to do" in capsys.readouterr().out
+    assert run.metrics == before
+
+
+def test_another_layout_or_other_adapters_are_refused(run: Run) -> None:
+    run.train(LORA, *SAVE)
+    resume = ("checkpointing.resume=true", "sft.max_num_steps=6")
+    with pytest.raises(ConfigError, match=r"LoRA block.*dim is 8 there and 4 here"):
+        run.train(LORA, "policy.dtensor_cfg.lora_cfg.dim=4", *SAVE, *resume)
+
+
+def test_other_data_are_refused(run: Run) -> None:
+    run.train(*SAVE)
+    with pytest.raises(ConfigError, match="the batch of step 4"):
+        run.train(*SAVE, "checkpointing.resume=true", "sft.max_num_steps=6", "sft.seed=5")
+
+
+def test_a_fresh_run_does_not_mix_with_old_checkpoints(run: Run) -> None:
+    run.train(*SAVE)
+    with pytest.raises(ConfigError, match=r"checkpointing\.resume=true"):
+        run.train(*SAVE, "checkpointing.resume=false")
