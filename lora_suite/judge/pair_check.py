@@ -43,7 +43,7 @@ def judge_pair_check(text: str, blocks: Sequence[Block], warmup: int) -> PairChe
 
 
 def _judged_ratio(text: str, form: PairForm, blocks: Sequence[Block], warmup: int) -> PairCheckVerdict:
-    verdict = PairCheckVerdict(expression=text, state="INCONCLUSIVE", limit=form.limit)
+    verdict = PairCheckVerdict(expression=text, state="INCONCLUSIVE", operator=form.op, limit=form.limit)
     log_ratios = []
     for block in blocks:
         try:
@@ -104,11 +104,13 @@ def _judged_by_block(expression: Expression, blocks: Sequence[Block]) -> PairChe
     message = f"run {repeat}: {result.message}" if result.message else ""
     if result.status == "PASS" and len(blocks) > 1:
         message = f"nearest to the limit in run {repeat}"
+    form = expression.pair
     return PairCheckVerdict(
         expression=expression.text,
         state=result.status,
         value=seen_values(result),
-        limit=expression.pair.limit if expression.pair is not None else None,
+        operator=form.op if form is not None else "",
+        limit=form.limit if form is not None else None,
         message=message,
     )
 

@@ -89,11 +89,15 @@ class Effect(Model):
 
 
 class PairCheckVerdict(Model):
-    """One pair check: its state, the effect where it is a ratio, else the value as text."""
+    """One pair check: its state, the effect where it is a ratio, else the value as text.
+
+    operator, limit: what the value is held against, where the check is one function of two arms.
+    """
 
     expression: str
     state: State
     value: str = ""
+    operator: str = ""
     limit: float | None = None
     effect: Effect | None = None
     message: str = ""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from check_metrics import ExpressionError, parse
 from check_metrics.series import describe_steps
 from lora_suite.judge.verdict import RunVerdict, State, SuiteVerdict
 
@@ -19,17 +20,31 @@ class Problem:
     message: str
 
 
-def problems(verdict: SuiteVerdict, *, grouped: bool) -> list[Problem]:
-    """The problems of runs, then of pairs, in the verdict's order; every non-PASS state leads to one or more.
+def problems(verdict: SuiteVerdict, *, brief: bool) -> list[Problem]:
+    """The problems of runs, then of pairs, in the verdict's order; each non-PASS state leads to one or more.
 
-    grouped: a check that failed in several runs of a case is one problem, with the first run's message, and
-    so are runs of a case that broke in the same way.
+    brief: a check that failed in several runs of a case is one problem, with the first run's message, and so
+    are runs of a case that broke in the same way; pair checks go by their short names.
     """
     found = list(_run_problems(verdict))
     groups: dict[object, list[_RunProblem]] = {}
     for position, problem in enumerate(found):
-        groups.setdefault(problem.group if grouped else position, []).append(problem)
-    return [*(_merged(group) for group in groups.values()), *_pair_problems(verdict)]
+        groups.setdefault(problem.group if brief else position, []).append(problem)
+    return [*(_merged(group) for group in groups.values()), *_pair_problems(verdict, brief)]
+
+
+def short_name(expression: str) -> str:
+    """A pair check in few words: `lora/full step_time`, `train/loss max_rel_diff`; other forms in full."""
+    try:
+        form = parse(expression).pair
+    except ExpressionError:
+        return expression
+    if form is None:
+        return expression
+    metrics = dict.fromkeys(name.removeprefix("timing/train/") for _, name in (form.left, form.right))
+    if form.function == "ratio":
+        return f"{form.left[0]}/{form.right[0]} {' '.join(metrics)}"
+    return f"{' '.join(metrics)} {form.function}"
 
 
 @dataclass(frozen=True)
@@ -63,10 +78,11 @@ def _merged(group: Sequence[_RunProblem]) -> Problem:
     return Problem(first.state, f"{first.run.case} run {repeats}{name}", first.message)
 
 
-def _pair_problems(verdict: SuiteVerdict) -> Iterator[Problem]:
+def _pair_problems(verdict: SuiteVerdict, brief: bool) -> Iterator[Problem]:
     for pair in verdict.pairs:
         if pair.own_state != "PASS":
             yield Problem(pair.own_state, pair.name, pair.message)
         for check in pair.checks:
             if check.state != "PASS":
-                yield Problem(check.state, f"{pair.name}: {check.expression}", check.message)
+                name = short_name(check.expression) if brief else check.expression
+                yield Problem(check.state, f"{pair.name}: {name}", check.message)

@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from check_metrics import ExpressionError, parse
 from lora_suite.judge.verdict import PairCheckVerdict, PairVerdict, RunVerdict, State, SuiteVerdict, worst
-from lora_suite.report.problems import Problem, problems
+from lora_suite.report.problems import Problem, problems, short_name
 
 # Lines that a verdict may take on a terminal, and those that problems get however long the tables are.
 _LINES = 20
@@ -43,10 +42,10 @@ def render(verdict: SuiteVerdict, console: Console) -> None:
     tables = [table for table in tables if table.row_count]
     notes = _notes(verdict, terminal=console.is_terminal)
     tail = [_result_line(verdict), _verdict_line(verdict)]
-    found = problems(verdict, grouped=console.is_terminal)
+    found = problems(verdict, brief=console.is_terminal)
     if console.is_terminal:
         fixed = sum(table.row_count + 1 for table in tables) + len([*head, *notes, *tail])
-        lines = _problem_lines(found, max(_LINES - fixed, _PROBLEM_LINES))
+        lines = _problem_lines(found, max(_LINES - fixed, _PROBLEM_LINES), console)
     else:
         lines = [_problem_text(problem, problem.message) for problem in found]
     parts: list[Table | Text] = [*head, *tables, *lines, *notes, *tail]
@@ -54,24 +53,14 @@ def render(verdict: SuiteVerdict, console: Console) -> None:
         _print(console, part)
 
 
-def short_name(expression: str) -> str:
-    """A pair check in few words: `lora/full step_time`; what is no function of two arms stays as it is."""
-    try:
-        form = parse(expression).pair
-    except ExpressionError:
-        return expression
-    if form is None:
-        return expression
-    metrics = dict.fromkeys(name.removeprefix("timing/train/") for _, name in (form.left, form.right))
-    arms = f"{form.left[0]}/{form.right[0]} {' '.join(metrics)}"
-    return arms if form.function == "ratio" else f"{form.function} {arms}"
-
-
 def _print(console: Console, part: Table | Text) -> None:
     if console.is_terminal:
         console.print(part, no_wrap=True, overflow="ellipsis", highlight=False)
-    else:
-        console.print(part, width=_UNLIMITED, crop=False, no_wrap=True, overflow="ignore", highlight=False)
+        return
+    width = console.width
+    console.width = _UNLIMITED
+    console.print(part, no_wrap=True, highlight=False)
+    console.width = width
 
 
 def _headline(verdict: SuiteVerdict) -> str:
@@ -85,16 +74,20 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _table(*columns: str) -> Table:
-    """A borderless table: the first column is the state, the second the name, the others are figures."""
+def _table(name: str, *figures: str) -> Table:
+    """A borderless table of a state, a name and figures. Only the name gives way where the width is short."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("", no_wrap=True)
-    for position, column in enumerate(columns):
-        if position == 0:
-            table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=None)
-        else:
-            table.add_column(column, no_wrap=True, justify="right")
+    table.add_column(name, overflow="ellipsis")
+    for figure in figures:
+        table.add_column(figure, no_wrap=True, justify="right")
     return table
+
+
+def _add_row(table: Table, state: State, name: str, *figures: str) -> None:
+    table.add_row(
+        Text(state, style=STYLES[state]), Text(name, no_wrap=True), *(Text(figure) for figure in figures)
+    )
 
 
 def _case_table(runs: Sequence[RunVerdict]) -> Table:
@@ -103,8 +96,9 @@ def _case_table(runs: Sequence[RunVerdict]) -> Table:
         own = [run for run in runs if run.case == case]
         checks = [check for run in own for check in run.checks]
         passed = sum(check.state == "PASS" for check in checks)
-        table.add_row(
-            _state(worst([run.state for run in own])),
+        _add_row(
+            table,
+            worst([run.state for run in own]),
             case,
             f"{sum(run.state == 'PASS' for run in own)}/{len(own)}",
             f"{passed}/{len(checks)}" if checks else "-",
@@ -125,39 +119,45 @@ def _pair_table(pairs: Sequence[PairVerdict]) -> Table:
     for pair in pairs:
         for check in pair.checks:
             name = f"{pair.name}: {short_name(check.expression)}"
-            table.add_row(_state(check.state), name, *_effect_cells(check))
+            # A pair that lacks runs is not green, whatever the runs that are there say.
+            state = worst([pair.own_state, check.state])
+            _add_row(table, state, name, *_effect_cells(check))
         if not pair.checks:
-            table.add_row(_state(pair.state), pair.name, "-", "-", "-", "-")
+            _add_row(table, pair.state, pair.name, "-", "-", "-", "-")
     return table
 
 
 def _effect_cells(check: PairCheckVerdict) -> tuple[str, str, str, str]:
-    limit = f"{_operator(check.expression)} {check.limit:g}".strip() if check.limit is not None else "-"
+    limit = f"{check.operator} {check.limit:g}" if check.limit is not None else "-"
     effect = check.effect
     if effect is None:
-        return check.value or "-", "-", limit, "-"
-    detects = f"{100 * effect.smallest_detectable:.1f} %" if effect.smallest_detectable is not None else "-"
+        return _shortened(check.value), "-", limit, "-"
+    detects = f"≥ {100 * effect.smallest_detectable:.1f} %" if effect.smallest_detectable is not None else "-"
     return f"{effect.estimate:.3f}", f"[{effect.low:.3f}, {effect.high:.3f}]", limit, detects
 
 
-def _operator(expression: str) -> str:
-    form = parse(expression).pair
-    return form.op if form is not None else ""
+def _shortened(value: str) -> str:
+    try:
+        return f"{float(value):.3g}"
+    except ValueError:
+        return value or "-"
 
 
-def _state(state: State) -> Text:
-    return Text(state, style=STYLES[state])
-
-
-def _problem_lines(found: Sequence[Problem], room: int) -> list[Text]:
-    """One line a problem; with lines to spare, the first ones get more of their message."""
+def _problem_lines(found: Sequence[Problem], room: int, console: Console) -> list[Text]:
+    """Every problem in one line at least; lines to spare show more of the messages, from the first on."""
     shown = found if len(found) <= room else found[: room - 1]
     spare = room - len(found)
-    lines = []
+    lines: list[Text] = []
     for problem in shown:
-        extra = problem.message.splitlines()[1:][-max(spare, 0) :] if spare > 0 else []
-        spare -= len(extra)
-        lines.append(_problem_text(problem, "\n".join([problem.message.splitlines()[0], *extra])))
+        whole = list(_problem_text(problem, problem.message).wrap(console, console.width))
+        extra = min(max(spare, 0), len(whole) - 1)
+        spare -= extra
+        kept = whole[: 1 + extra]
+        if len(kept) < len(whole):
+            kept[-1].rstrip()
+            kept[-1].truncate(console.width - 2)
+            kept[-1].append(" …")
+        lines += kept
     if len(shown) < len(found):
         hidden = Counter(problem.state for problem in found[len(shown) :])
         counts = ", ".join(f"{number} {state}" for state, number in hidden.items())

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table: short and whole on a terminal, uncut anywhere else."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from lora_suite.judge.verdict import PairCheckVerdict, SuiteVerdict
+from lora_suite.report.problems import problems, short_name
+from lora_suite.report.terminal import render
+from tests.report.helpers import CASES, RATIO, check, pair, run, suite
+
+LONG = "reason " * 60
+
+
+def lines(verdict: SuiteVerdict, width: int = 80, *, terminal: bool = True, **options: object) -> list[str]:
+    """What is printed, line by line."""
+    screen = io.StringIO()
+    console = Console(file=screen, width=width, force_terminal=terminal, color_system=None, **options)
+    render(verdict, console)
+    return screen.getvalue().splitlines()
+
+
+def row(verdict: SuiteVerdict, start: str, width: int = 160) -> list[str]:
+    """The words of the one line that holds `start`."""
+    (found,) = [line for line in lines(verdict, width) if start in line]
+    return re.split(r" {1,}", found.strip())
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_smoke_suite_fits(width):
+    text = lines(suite(), width)
+    assert len(text) <= 20
+    assert max(map(len, text)) <= width
+    assert not [line for line in text[:-2] if "…" in line and "backends" not in line]
+
+
+def test_the_first_and_last_lines_tell_what_and_how_it_ended():
+    text = lines(suite())
+    assert text[0] == "smoke: 16 runs, 3 pairs, 3 min 12 s"
+    assert text[-2:] == ["results: results/smoke/20260301-120000-0a1b2c", "PASS (exit 0): 19 PASS"]
+
+
+def test_a_case_is_one_row_of_all_its_runs():
+    verdict = suite()
+    verdict.runs[1].summary = {"final_loss": 1.3, "median_step_time": 0.2, "peak_memory_gib": 0.75}
+    assert row(verdict, f"{CASES[0]} ") == ["PASS", CASES[0], "4/4", "4/4", "1.2346", "0.103", "0.75"]
+
+
+def test_a_case_that_measured_nothing_has_no_figures():
+    verdict = suite()
+    broken = [
+        run(CASES[0], repeat, state="ERROR", own_state="ERROR", checks=[], summary={}) for repeat in (1, 2)
+    ]
+    verdict.runs = [*broken, *verdict.runs[4:]]
+    found = next(line for line in lines(verdict, 160) if line.startswith("ERROR"))
+    assert found.split() == ["ERROR", CASES[0], "0/2", "-", "-", "-", "-"]
+
+
+def test_a_ratio_shows_effect_interval_limit_and_what_could_be_seen():
+    words = row(suite(), "fsdp2: ")
+    assert " ".join(words) == "PASS fsdp2: lora/full step_time 0.931 [0.880, 0.985] < 2 ≥ 7.5 %"
+
+
+def test_other_pair_checks_show_their_value():
+    words = row(suite(), "validation/loss")
+    assert " ".join(words) == "PASS backends: validation/loss max_rel_diff 3.21e-07 - < 0.0001 -"
+
+
+def test_a_pair_that_lacks_runs_is_not_green_whatever_its_check_says():
+    verdict = suite(pairs=[pair(own_state="MISSING", message="lora run 2: did not run")])
+    assert row(verdict, "0.931")[0] == "MISSING"
+
+
+def test_a_pair_without_any_verdict_on_its_checks_still_has_a_row():
+    verdict = suite(pairs=[pair(state="INCOMPARABLE", own_state="INCOMPARABLE", message="differ", checks=[])])
+    assert row(verdict, " - ") == ["INCOMPARABLE", "fsdp2", "-", "-", "-", "-"]
+
+
+class TestProblems:
+    """Everything that is not PASS is named."""
+
+    def failing(self, count: int = 4, message: str = "does not hold: 3.1 < 2") -> SuiteVerdict:
+        """One case whose runs fail their check."""
+        verdict = suite()
+        for each in verdict.runs[:count]:
+            each.state = "FAIL"
+            each.checks = [check("FAIL", message=message)]
+        return verdict
+
+    def test_repeats_are_taken_together_on_a_terminal(self):
+        (line,) = [line for line in lines(self.failing(), 160) if line.startswith("FAIL") and "run" in line]
+        assert line == f'FAIL {CASES[0]} run 1-4: last(data["train/loss"]) < 2: does not hold: 3.1 < 2'
+
+    def test_and_listed_one_by_one_elsewhere(self):
+        found = [line for line in lines(self.failing(), terminal=False) if "does not hold" in line]
+        assert [line.split(":")[0][-5:] for line in found] == ["run 1", "run 2", "run 3", "run 4"]
+
+    def test_nothing_is_cut_where_there_is_no_terminal(self):
+        text = lines(self.failing(message=LONG.strip()), terminal=False)
+        assert sum(LONG.strip() in line for line in text) == 4
+        assert "validation/loss max_rel_diff" in "\n".join(text)
+
+    def test_a_long_message_is_cut_to_what_fits_on_a_terminal(self):
+        verdict = self.failing(message=LONG * 5)
+        verdict.pairs[0] = pair(
+            state="FAIL", checks=[PairCheckVerdict(expression=RATIO, state="FAIL", message=LONG)]
+        )
+        text = lines(verdict)
+        assert len(text) <= 20
+        assert max(map(len, text)) <= 80
+        assert sum(line.endswith("…") for line in text) >= 2
+
+    def test_what_does_not_fit_is_counted(self):
+        verdict = suite()
+        for number, each in enumerate(verdict.runs):
+            each.state = each.own_state = "ERROR"
+            each.message = f"crashed: reason {number}"
+        text = lines(verdict)
+        assert "… and 10 ERROR more in verdict.json" in text
+        assert len(text) == 20
+
+    def test_last_lines_of_a_log_are_shown_with_their_brackets(self):
+        verdict = suite()
+        verdict.runs[0] = run(
+            state="ERROR",
+            own_state="ERROR",
+            checks=[],
+            message="crashed: x\n  [red]boom[/red]\n  ValueError: [1, 2]",
+        )
+        text = lines(verdict)
+        assert "  [red]boom[/red]" in text
+        assert "  ValueError: [1, 2]" in text
+
+    def test_runs_that_broke_differently_are_different_problems(self):
+        verdict = suite()
+        for number, each in enumerate(verdict.runs[:4]):
+            each.state = each.own_state = "ERROR"
+            each.message = f"crashed: {number % 2}\nline"
+        found = [problem.place for problem in problems(verdict, brief=True)]
+        assert found == [f"{CASES[0]} run 1, 3", f"{CASES[0]} run 2, 4"]
+
+    def test_no_state_but_pass_goes_without_a_problem(self):
+        for state in ("FAIL", "ERROR", "MISSING", "INCOMPARABLE", "INCONCLUSIVE"):
+            verdict = suite(
+                runs=[
+                    run(state=state, own_state=state, message="m"),
+                    run(repeat=2, checks=[check(state, message="m")]),
+                ],
+                pairs=[pair(state=state), pair(state=state, own_state=state, message="m", checks=[])],
+            )
+            assert [problem.state for problem in problems(verdict, brief=False)] == [state] * 4
+
+
+def test_notes_and_what_was_not_judged():
+    verdict = suite(pairs=[pair(notes=["planted fault: debug.faults.slow_step (1.0 and 3.0)"])])
+    for each in verdict.runs[:4]:
+        each.not_judged = ["a < 1 (only when policy.init=pretrained; here it is random)"]
+    text = lines(verdict)
+    assert "note: fsdp2: planted fault: debug.faults.slow_step (1.0 and 3.0)" in text
+    assert "note: 1 check not judged, conditions not met (verdict.json)" in text
+    elsewhere = lines(verdict, terminal=False)
+    assert f"note: not judged: {CASES[0]}: {verdict.runs[0].not_judged[0]}" in elsewhere
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"interrupted": True}, "INTERRUPTED (exit 130): 19 PASS"),
+        ({"runs": [], "pairs": []}, "MISSING (exit 4): nothing ran"),
+        (
+            {"pairs": [pair(state="FAIL"), pair(state="INCONCLUSIVE")]},
+            "FAIL (exit 1): 16 PASS, 1 FAIL, 1 INCONCLUSIVE",
+        ),
+    ],
+)
+def test_the_last_line(changes, line):
+    assert lines(suite(**changes))[-1] == line
+
+
+@pytest.mark.parametrize(
+    ("expression", "name"),
+    [
+        (RATIO, "lora/full step_time"),
+        ('ratio(a["train/loss"], b["validation/loss"], 5) <= 1', "a/b train/loss validation/loss"),
+        ('max_rel_diff(a["train/loss"], b["train/loss"]) < 1e-4', "train/loss max_rel_diff"),
+        ('max(a["x"]) < max(b["x"])', 'max(a["x"]) < max(b["x"])'),
+        ("not an expression", "not an expression"),
+    ],
+)
+def test_short_names(expression, name):
+    assert short_name(expression) == name
+
+
+def test_an_unreadable_pair_check_is_printed_too():
+    broken = PairCheckVerdict(expression="ratio(", state="ERROR", message="never closed")
+    assert any("never closed" in line for line in lines(suite(pairs=[pair(state="ERROR", checks=[broken])])))
+
+
+def test_colour_only_where_it_is_wanted(monkeypatch):
+    def coloured() -> bool:
+        screen = io.StringIO()
+        render(suite(), Console(file=screen, width=80, force_terminal=True, color_system="standard"))
+        return "\x1b[32m" in screen.getvalue()
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert coloured()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not coloured()
+
+
+def test_the_width_of_the_console_is_left_as_it_was():
+    console = Console(file=io.StringIO(), width=80, force_terminal=False)
+    render(suite(), console)
+    assert console.width == 80
