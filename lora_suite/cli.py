@@ -6,6 +6,7 @@ Each command imports its room when it is called, so that `--help` starts fast an
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,31 @@ import click
 from lora_suite import __version__
 
 USAGE_ERROR = 2
+INTERRUPTED = 130
 
 
 class _Group(click.Group):
-    """Turns a configuration error into one message and exit 2, whatever command met it."""
+    """Ends every command in one message where it cannot go on: a configuration error, an interrupt."""
 
     def invoke(self, ctx: click.Context) -> Any:
         from lora_suite.config.errors import ConfigError
 
+        _print_what_can_be_printed()
         try:
             return super().invoke(ctx)
         except ConfigError as error:
             click.echo(f"error: {error}", err=True)
             ctx.exit(USAGE_ERROR)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+
+
+def _print_what_can_be_printed() -> None:
+    """Let a terminal that lacks a character show a question mark: a log line must not end a suite."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

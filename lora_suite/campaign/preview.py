@@ -10,6 +10,7 @@ from rich.text import Text
 
 from lora_suite.campaign.run import Request, refuse_over_budget
 from lora_suite.config import differences
+from lora_suite.judge.invariants import REQUIRED_INVARIANTS
 from lora_suite.judge.pair import difference_text
 from lora_suite.judge.verdict import EXIT_CODES
 from lora_suite.plan.model import Case, DeclaredCheck, Difference, Pair, Plan
@@ -54,6 +55,8 @@ def _case_lines(case: Case, runs: int) -> Iterator[str]:
         yield f"    overrides: {' '.join(case.overrides)}"
     for check in case.checks:
         yield f"    {check.expression}{_conditions(check)}"
+    if case.lora:
+        yield f"    LoRA invariants: {', '.join(REQUIRED_INVARIANTS)}"
 
 
 def _conditions(check: DeclaredCheck) -> str:

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--plan`: everything that would happen and what it costs, and no run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lora_suite.campaign import run as campaign
+from lora_suite.campaign.preview import preview
+from lora_suite.campaign.run import Request
+from lora_suite.config.errors import ConfigError
+from lora_suite.judge.invariants import REQUIRED_INVARIANTS
+from lora_suite.plan.model import DeclaredCheck, Difference
+from tests.campaign.helpers import console, printed
+from tests.judge.helpers import FULL, LORA, LOSS_FALLS, RATIO, make_case, make_pair, make_plan
+
+
+@pytest.fixture
+def shown(monkeypatch, tmp_path):
+    """Print a plan; returns the exit code and the lines."""
+
+    def show(plan) -> tuple[int, list[str]]:
+        monkeypatch.setattr(campaign, "load_plan", lambda path, **options: plan)
+        screen = console()
+        code = preview(Request(Path("suites/smoke.yaml"), results=tmp_path / "results"), screen)
+        assert not (tmp_path / "results").exists()
+        return code, printed(screen).splitlines()
+
+    return show
+
+
+def test_runs_stand_in_their_order(shown):
+    code, lines = shown(make_plan())
+    assert code == 0
+    runs = [line.split()[1:4] for line in lines if ", arm " in line]
+    assert runs[:3] == [[FULL, "run", "1"], [LORA, "run", "1"], [FULL, "run", "2"]]
+    assert len(runs) == 8
+
+
+def test_the_cost_is_exact(shown):
+    # 8 runs × 3 minutes = 24 minutes; on 2 processes each 0.8 GPU-hours.
+    _, lines = shown(make_plan(budget_gpu_hours=1.0))
+    assert lines[-1] == "at most 24 minutes and 0.8 GPU-hours of 1 allowed, in 8 runs"
+
+
+def test_what_will_be_judged_is_named(shown):
+    checks = (
+        DeclaredCheck(LOSS_FALLS, line=6),
+        DeclaredCheck("a", line=7, when="policy.init=pretrained"),
+        DeclaredCheck("b", line=8, on="H200"),
+    )
+    plan = make_plan(cases={FULL: make_case(FULL, checks), LORA: make_case(LORA, ())})
+    text = [line.strip() for line in shown(plan)[1]]
+    assert LOSS_FALLS in text
+    assert "a  (when policy.init=pretrained)" in text
+    assert "b  (on H200)" in text
+    assert RATIO in text
+    assert f"LoRA invariants: {', '.join(REQUIRED_INVARIANTS)}" in text
+
+
+def test_the_arms_differences_are_listed(shown):
+    _, lines = shown(make_plan())
+    assert "    differs: policy.dtensor_cfg.lora_cfg.enabled (False and True)" in lines
+
+
+def test_arms_that_cannot_be_compared_are_exit_5(shown):
+    key = "policy.dtensor_cfg.lora_cfg.enabled"
+    code, lines = shown(make_plan(make_pair(not_comparable=(Difference(key, False, True),))))
+    assert code == 5
+    assert f"    NOT ALLOWED: {key} (False and True)" in lines
+    assert any("INCOMPARABLE" in line for line in lines)
+
+
+def test_over_budget_is_refused_after_printing(shown):
+    with pytest.raises(ConfigError, match=r"over its budget_gpu_hours of 0\.5"):
+        shown(make_plan(budget_gpu_hours=0.5))
