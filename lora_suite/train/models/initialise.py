@@ -9,11 +9,14 @@ same names start from the same model, and a rank that holds a shard draws the wh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
+
+from lora_suite.blueprint.linears import model_linears
+from lora_suite.blueprint.shape import ModelShape
 
 Kind = Literal["normal", "ones", "zeros"]
 
@@ -58,57 +61,37 @@ def draw(
     return whole.to(dtype)
 
 
-def llama_weights(config: Mapping[str, Any]) -> list[Weight]:
-    """Every tensor of a Llama-shaped model (model types ``llama`` and ``qwen3``), in the order of use.
+def llama_weights(shape: ModelShape) -> list[Weight]:
+    """Every tensor of a Llama-shaped model (families llama, qwen2, qwen3), the norms last.
 
-    config: the architecture's JSON with Hugging Face's keys. A tied head is not listed: it is the embedding.
-    Raises ValueError for another model type.
+    A tied head is not listed: it is the embedding. Raises ValueError for a hybrid model.
     """
-    if config["model_type"] not in ("llama", "qwen3"):
-        raise ValueError(f"model type {config['model_type']!r} is not Llama-shaped (llama, qwen3)")
-    hidden, vocabulary = config["hidden_size"], config["vocab_size"]
-    weights = [Weight("model.embed_tokens.weight", (vocabulary, hidden))]
-    for index in range(config["num_hidden_layers"]):
-        weights += _llama_layer(config, f"model.layers.{index}.")
-    weights.append(Weight("model.norm.weight", (hidden,)))
-    if not config.get("tie_word_embeddings", False):
-        weights.append(Weight("lm_head.weight", (vocabulary, hidden)))
-    return weights
+    if shape.hybrid is not None:
+        raise ValueError(f"a {shape.family} model is not Llama-shaped")
+    weights = [Weight("model.embed_tokens.weight", (shape.vocab, shape.hidden))]
+    for linear in model_linears(shape):
+        if linear.kind == "head" and shape.tied_head:
+            continue
+        weights.append(Weight(f"{linear.name}.weight", (linear.out_features, linear.in_features)))
+        if linear.bias:
+            weights.append(Weight(f"{linear.name}.bias", (linear.out_features,)))
+    return weights + list(_norms(shape))
 
 
-def _llama_layer(config: Mapping[str, Any], prefix: str) -> list[Weight]:
-    hidden, intermediate, heads = (
-        config["hidden_size"],
-        config["intermediate_size"],
-        config["num_attention_heads"],
-    )
-    head_dim = config.get("head_dim") or hidden // heads
-    queries = heads * head_dim
-    keys = (config.get("num_key_value_heads") or heads) * head_dim
-    linears = {
-        "self_attn.q_proj": (queries, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries),
-        "mlp.gate_proj": (intermediate, hidden),
-        "mlp.up_proj": (intermediate, hidden),
-        "mlp.down_proj": (hidden, intermediate),
-    }
-    weights = []
-    for name, shape in linears.items():
-        weights.append(Weight(f"{prefix}{name}.weight", shape))
-        if config.get("attention_bias" if name.startswith("self_attn") else "mlp_bias", False):
-            weights.append(Weight(f"{prefix}{name}.bias", shape[:1]))
-    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-    if config["model_type"] == "qwen3":
-        norms |= {"self_attn.q_norm": head_dim, "self_attn.k_norm": head_dim}
-    return weights + [Weight(f"{prefix}{name}.weight", (size,)) for name, size in norms.items()]
+def _norms(shape: ModelShape) -> Iterator[Weight]:
+    """The scale of every norm: two a layer, one at the end, and one each for query and key heads (qwen3)."""
+    sizes = {"input_layernorm": shape.hidden, "post_attention_layernorm": shape.hidden}
+    if shape.qk_norm:
+        sizes |= {"self_attn.q_norm": shape.head_dim, "self_attn.k_norm": shape.head_dim}
+    for index in range(shape.layers):
+        for name, size in sizes.items():
+            yield Weight(f"model.layers.{index}.{name}.weight", (size,))
+    yield Weight("model.norm.weight", (shape.hidden,))
 
 
 def hf_tensors(
-    config: Mapping[str, Any], seed: int, dtype: torch.dtype, device: torch.device | str
+    shape: ModelShape, std: float, seed: int, dtype: torch.dtype, device: torch.device | str
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a Llama-shaped model, one at a time: (name, whole first value)."""
-    std = config.get("initializer_range", 0.02)
-    for weight in llama_weights(config):
+    """Every tensor of a Llama-shaped model, one at a time: (name, whole first value); see `draw`."""
+    for weight in llama_weights(shape):
         yield weight.name, draw(weight, std, seed, dtype, device)

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 
 import pytest
 import torch
 
+from lora_suite.blueprint.shape import read_shape
 from lora_suite.train.models.initialise import Weight, draw, hf_tensors, llama_weights
 
 TINY = {
@@ -18,32 +21,45 @@ TINY = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 256,
+    "max_position_embeddings": 512,
     "tie_word_embeddings": False,
-    "initializer_range": 0.02,
 }
+QWEN2 = {**TINY, "model_type": "qwen2"}
 QWEN3 = {**TINY, "model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True}
 BIASED = {**TINY, "attention_bias": True, "mlp_bias": True}
 
 
-@pytest.mark.parametrize("config", [TINY, QWEN3, BIASED], ids=["llama", "qwen3", "biased"])
-def test_lists_what_transformers_builds(config):
+@pytest.fixture
+def shape_of(tmp_path):
+    """A function from an architecture's keys to its shape."""
+
+    def read(config):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config))
+        return read_shape(path)
+
+    return read
+
+
+@pytest.mark.parametrize("config", [TINY, QWEN2, QWEN3, BIASED], ids=["llama", "qwen2", "qwen3", "biased"])
+def test_lists_what_transformers_builds(config, shape_of):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     built = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    assert {weight.name: weight.shape for weight in llama_weights(config)} == built
+    assert {weight.name: weight.shape for weight in llama_weights(shape_of(config))} == built
 
 
-def test_counts_parameters_as_by_hand():
+def test_counts_parameters_as_by_hand(shape_of):
     # Embedding and head 2·256·64; a layer q 64·64, k and v 32·64, o 64·64, mlp 3·64·128, two norms of 64.
     layer = 64 * 64 * 2 + 2 * 32 * 64 + 3 * 64 * 128 + 2 * 64
-    total = sum(math.prod(weight.shape) for weight in llama_weights(TINY))
+    total = sum(math.prod(weight.shape) for weight in llama_weights(shape_of(TINY)))
     assert total == 2 * 256 * 64 + 2 * layer + 64
 
 
-def test_begins_with_ones_zeros_and_the_given_spread():
-    tensors = dict(hf_tensors({**BIASED, "initializer_range": 0.05}, 1, torch.float32, "cpu"))
+def test_begins_with_ones_zeros_and_the_given_spread(shape_of):
+    tensors = dict(hf_tensors(shape_of(BIASED), 0.05, 1, torch.float32, "cpu"))
     assert torch.equal(tensors["model.norm.weight"], torch.ones(64))
     assert torch.equal(tensors["model.layers.1.mlp.down_proj.bias"], torch.zeros(64))
     head = tensors["lm_head.weight"]
@@ -69,6 +85,7 @@ def test_refuses_a_tensor_without_a_rule():
         draw(Weight("backbone.layers.0.mixer.A_log", (64,)), 0.02, 1, torch.float32, "cpu")
 
 
-def test_refuses_another_architecture():
+def test_refuses_a_hybrid_model(shape_of):
+    hybrid = dataclasses.replace(shape_of(TINY), family="nemotron_h", hybrid=object())
     with pytest.raises(ValueError, match="nemotron_h"):
-        llama_weights({"model_type": "nemotron_h"})
+        llama_weights(hybrid)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a recipe to a model that is split, adapted, sharded, and filled with its first weights.
+
+The order matters. On the meta device: tensor parallelism, then freezing and adapters. The adapters' bank is
+real from the start, so that sharding can leave its parameters alone. Then layer by layer: real weights, then
+FSDP2 around them, so that a rank holds one whole layer more than its shards at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from lora_suite.blueprint.facts import Blueprint
+from lora_suite.blueprint.targets import AdapterSite
+from lora_suite.config.errors import ConfigError
+from lora_suite.config.schema import Recipe
+from lora_suite.train.backends.base import Backend
+from lora_suite.train.backends.dtensor.backend import DTensorBackend
+from lora_suite.train.backends.dtensor.full import FullParameters
+from lora_suite.train.backends.dtensor.linear import LoraLinear
+from lora_suite.train.backends.dtensor.parallel import (
+    build_mesh,
+    decoder_layers,
+    placement_of,
+    shard,
+    split_layers,
+)
+from lora_suite.train.lora.adapter import Adapter
+from lora_suite.train.lora.bank import AdapterBank
+from lora_suite.train.lora.spec import DTYPES, LoraSpec
+from lora_suite.train.models.causal_lm import (
+    WeightSource,
+    build_on_meta,
+    load_config,
+    materialise,
+    materialise_buffers,
+    weight_source,
+)
+from lora_suite.train.topology import Topology
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def build(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch.device) -> Backend:
+    """Build the backend of a recipe on this rank; `torch.distributed` must be initialised.
+
+    blueprint: of the same recipe; says which linears get adapters. Raises ConfigError for an architecture or
+    weights that cannot be had, and for an adapter of something that is not a linear of the model.
+    """
+    policy = recipe.policy
+    lora = policy.dtensor_cfg.lora_cfg
+    compute_dtype = DTYPES[policy.precision]
+    masters = policy.precision == "bfloat16" and not lora.enabled
+    mesh, topology = build_mesh(device, policy.dtensor_cfg.tensor_parallel_size)
+    config = load_config(recipe, recipe_path)
+    model = build_on_meta(config, torch.float32 if masters else compute_dtype)
+    if topology.tp.size > 1:
+        split_layers(model, mesh["tp"])
+    bank = None
+    if lora.enabled:
+        spec = LoraSpec.from_config(lora, recipe.sft.seed)
+        bank = attach_adapters(model, blueprint.adapters, spec, topology, compute_dtype)
+    # FSDP2 also keeps the float32 masters of bfloat16 training, so there it is used on one dp rank, too.
+    sharded = topology.dp.size > 1 or masters
+    ignored = set(bank.parameters()) if bank is not None else set()
+    wrap = partial(shard, dp_mesh=mesh["dp"], masters=masters, ignored=ignored) if sharded else None
+    _place(model, weight_source(recipe, recipe_path, config, device), device, wrap)
+    if policy.dtensor_cfg.activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
+    model.train()
+    # Dropout: equal on the tp ranks of a copy of the data, different between copies.
+    torch.manual_seed(recipe.sft.seed + topology.dp.index)
+    if bank is None:
+        trained = FullParameters(model.named_parameters(), topology, sharded, policy.optimizer)
+        return DTensorBackend(model, topology, trained)
+    bank.build_optimizer(policy.optimizer)
+    return DTensorBackend(model, topology, bank)
+
+
+def _place(
+    model: PreTrainedModel,
+    source: WeightSource,
+    device: torch.device,
+    wrap: Callable[[nn.Module], None] | None,
+) -> None:
+    """Make the model real on `device`, layer by layer and then the rest, wrapping each part when it is."""
+    materialise_buffers(model, device)
+    for name, module in (*decoder_layers(model), ("", model)):
+        materialise(module, name, source, device)
+        if wrap is not None:
+            wrap(module)
+
+
+def attach_adapters(
+    model: nn.Module,
+    sites: Sequence[AdapterSite],
+    spec: LoraSpec,
+    topology: Topology,
+    dtype: torch.dtype,
+) -> AdapterBank:
+    """Freeze the model, put an adapter beside each site's linear, and return the bank that owns them all.
+
+    Raises ConfigError naming a site that is not a linear of the model, or not one of its size.
+    """
+    if not sites:
+        raise ConfigError(
+            "policy.model_name: the architecture is not on this machine, so its linears are not known; "
+            "save the model's config.json, with its _name_or_path, in a models/ folder beside the recipe"
+        )
+    model.requires_grad_(False)
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    adapters = []
+    for site in sites:
+        linear = linears.get(site.name)
+        size = (site.in_features, site.out_features)
+        if linear is None or (linear.in_features, linear.out_features) != size:
+            raise ConfigError(
+                f"policy.dtensor_cfg.lora_cfg.target_modules: {site.name} is not a linear of {size[0]} by "
+                f"{size[1]} channels in this {type(model).__name__}"
+            )
+        placement = placement_of(site.name) if topology.tp.size > 1 else "none"
+        adapter = Adapter(site.name, *size, spec, placement, topology.tp)
+        LoraLinear.adapt(linear, adapter)
+        adapters.append(adapter)
+    return AdapterBank(adapters, topology, dtype)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts: the mesh of ranks, tensor parallelism inside a layer, FSDP2 around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from lora_suite.config.errors import ConfigError
+from lora_suite.train.lora.adapter import Placement
+from lora_suite.train.topology import Axis, Topology
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+ROW = ("o_proj", "down_proj")
+PER_HEAD_NORMS = ("q_norm", "k_norm")
+
+
+def build_mesh(device: torch.device, tp_size: int) -> tuple[DeviceMesh, Topology]:
+    """Mesh (dp, tp) over all ranks, neighbours in tp, and this rank's place in it."""
+    mesh = init_device_mesh(
+        device.type, (dist.get_world_size() // tp_size, tp_size), mesh_dim_names=("dp", "tp")
+    )
+    dp, tp = (
+        Axis(mesh.get_local_rank(name), mesh[name].size(), mesh.get_group(name)) for name in ("dp", "tp")
+    )
+    topology = Topology(dist.get_rank(), dist.get_world_size(), device, dp, tp, pp=Axis(0, 1))
+    return mesh, topology
+
+
+def decoder_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+    """The decoder layers of a model, by full name."""
+    for index, layer in enumerate(cast(nn.ModuleList, model.get_submodule("model.layers"))):
+        yield f"model.layers.{index}", layer
+
+
+def placement_of(linear_name: str) -> Placement:
+    """How the plan splits a linear of that (full or last) name; "none": the head and whatever it leaves."""
+    leaf = linear_name.rpartition(".")[2]
+    if leaf in COLUMN:
+        return "column"
+    return "row" if leaf in ROW else "none"
+
+
+def split_layers(model: PreTrainedModel, tp_mesh: DeviceMesh) -> None:
+    """Split attention and MLP of every layer over the tp ranks; embedding, norms and head are replicated.
+
+    Raises ConfigError for a model type without a plan.
+    """
+    if model.config.model_type not in FAMILIES:
+        raise ConfigError(
+            f"policy.dtensor_cfg.tensor_parallel_size: there is no tensor-parallel plan for model type "
+            f"{model.config.model_type!r} (plans: {', '.join(FAMILIES)}); set it to 1"
+        )
+    for _, layer in decoder_layers(model):
+        parallelize_module(layer, tp_mesh, _layer_plan(layer))
+
+
+def _layer_plan(layer: nn.Module) -> dict[str, ParallelStyle]:
+    """Styles of one layer's modules.
+
+    Block inputs become replicated DTensors, so that the input gradients of q, k, v (gate, up) are summed
+    while they are partial, and reduced once.
+    """
+    replicated = Replicate()
+    plan: dict[str, ParallelStyle] = {
+        "self_attn": PrepareModuleInput(
+            input_kwarg_layouts={"hidden_states": replicated},
+            desired_input_kwarg_layouts={"hidden_states": replicated},
+        ),
+        "mlp": PrepareModuleInput(input_layouts=(replicated,), desired_input_layouts=(replicated,)),
+    }
+    for name, module in layer.named_modules():
+        if isinstance(module, nn.Linear):
+            plan[name] = ColwiseParallel() if placement_of(name) == "column" else RowwiseParallel()
+    return plan
+
+
+def is_tp_shard(parameter: nn.Parameter) -> bool:
+    """Whether the tp ranks hold different parts of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return False
+    axes = zip(parameter.device_mesh.mesh_dim_names or (), parameter.placements, strict=True)
+    return any(name == "tp" and placement.is_shard() for name, placement in axes)
+
+
+def has_partial_gradient(parameter_name: str) -> bool:
+    """Whether a tp rank's gradient of a replicated parameter is part of a sum: norms of split heads."""
+    return any(f".{norm}." in parameter_name for norm in PER_HEAD_NORMS)
+
+
+def shard(module: nn.Module, dp_mesh: DeviceMesh, masters: bool, ignored: set[nn.Parameter]) -> None:
+    """Shard a module's parameters over the dp ranks with FSDP2; gradients are summed, not averaged.
+
+    masters: the parameters are float32 masters of a bfloat16 training: gathered and multiplied in bfloat16,
+    gradients summed in float32. ignored: parameters that stay as they are (adapters).
+    """
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if masters else MixedPrecisionPolicy()
+    # One rank has nothing to gather again in the backward pass.
+    again = dp_mesh.size() > 1
+    fully_shard(module, mesh=dp_mesh, mp_policy=policy, reshard_after_forward=again, ignored_params=ignored)
+    # The loss is already divided by the global batch's tokens: https://github.com/NVIDIA-NeMo/RL/pull/1693.
+    # A plain sum, because gloo knows no scaled one, which is what FSDP2 asks for otherwise.
+    wrapped = cast(FSDPModule, module)
+    wrapped.set_force_sum_reduction_for_comms(True)
+    wrapped.set_gradient_divide_factor(1.0)
