@@ -140,10 +140,13 @@ def _unavailable(recipe: Recipe) -> Iterator[Problem]:
                 "policy.dtensor_cfg.custom_parallel_plan",
                 "the built-in plan of the model family is used (set null)",
             ),
-            (
-                bool(dtensor.automodel_kwargs.keys() - {"force_hf"}),
-                "policy.dtensor_cfg.automodel_kwargs",
-                "models are transformers' own; only force_hf is known, and changes nothing",
+            *(
+                (
+                    name != "force_hf",
+                    f"policy.dtensor_cfg.automodel_kwargs.{name}",
+                    "models are transformers' own; only force_hf is known, and changes nothing",
+                )
+                for name in dtensor.automodel_kwargs
             ),
         ]
     else:
@@ -251,6 +254,13 @@ def _data(recipe: Recipe) -> Iterator[Problem]:
     for name, source in (("train", data.train), ("validation", data.validation)):
         if source is not None and (source.data_path is None) == (source.dataset_name is None):
             yield f"data.{name}", "set either data_path (a JSONL file) or dataset_name (of the hub)"
+    if data.validation is not None and data.train.split_validation_size:
+        yield (
+            "data.train.split_validation_size",
+            "rows are split off only where data.validation is null; set one of them",
+        )
+    if data.validation is not None and data.validation.split_validation_size:
+        yield "data.validation.split_validation_size", "only training rows are split (set 0)"
     if data.max_input_seq_length > recipe.policy.max_total_sequence_length:
         yield (
             "data.max_input_seq_length",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lora_suite.config.errors import ConfigError
@@ -29,27 +29,47 @@ ALIASES = (("policy.megatron_cfg", "peft", "lora_cfg"),)
 class Layered:
     """A tree in the making: the merged values, and for each dotted key where it was set last."""
 
-    tree: dict[str, Any] = field(default_factory=dict)
+    config: DictConfig = field(default_factory=lambda: OmegaConf.create({}))
     origins: dict[str, str] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        """The merged values as plain data, interpolations still unresolved."""
+        container = OmegaConf.to_container(self.config, resolve=False)
+        assert isinstance(container, dict)
+        return {str(key): value for key, value in container.items()}
 
     def merge(self, file: YamlFile) -> None:
         """Merge one file's own keys over what is there."""
         own, lines = rename_aliases(file.tree, file.lines, str(file.path))
-        dropped = _take_markers(own, lines, file.path)
-        for key in dropped:
-            _drop(self.tree, key)
-            self.forget(key)
+        for key in _take_markers(own, lines, file.path):
+            if key == "" or lookup(self.tree, key)[0]:
+                self.remove(key)
         for key, line in lines.items():
-            if not _is_block(own, key):
+            if not isinstance(lookup(own, key)[1], dict):
                 self.forget(key)
             self.origins[key] = f"{file.path}:{line}"
         try:
-            merged = OmegaConf.merge(OmegaConf.create(self.tree), OmegaConf.create(own))
+            merged = OmegaConf.unsafe_merge(self.config, OmegaConf.create(rename_references(own)))
         except OmegaConfBaseException as error:
             raise ConfigError(f"{file.path}: {str(error).strip().splitlines()[0]}") from error
-        self.tree = plain(merged)
+        assert isinstance(merged, DictConfig)
+        self.config = merged
+        for key in lines:
+            if lookup(own, key)[1] == MISSING:  # a merge would keep what was inherited
+                OmegaConf.update(self.config, key, MISSING)
         self.files.append(file.path)
+
+    def remove(self, key: str) -> None:
+        """Remove a key that is there ("": everything), and where it was set."""
+        parent, _, last = key.rpartition(".")
+        if key:
+            block = OmegaConf.select(self.config, parent) if parent else self.config
+            del block[last]
+        else:
+            self.config.clear()
+        self.forget(key)
 
     def forget(self, key: str) -> None:
         """Forget where `key` and everything below it was set."""
@@ -153,29 +173,14 @@ def _take_markers(block: Any, lines: dict[str, int], path: Path, prefix: str = "
     return marked
 
 
-def _drop(tree: dict[str, Any], key: str) -> None:
-    """Remove the block `key` ("" for all) from the tree, if it is there."""
-    if not key:
-        tree.clear()
-        return
-    *parents, last = key.split(".")
-    node: Any = tree
-    for part in parents:
-        node = node.get(part) if isinstance(node, dict) else None
-    if isinstance(node, dict):
-        node.pop(last, None)
-
-
-def _is_block(tree: dict[str, Any], key: str) -> bool:
-    """Whether the dotted key names a block of this file rather than a value."""
-    node: Any = tree
+def lookup(tree: Any, key: str) -> tuple[bool, Any]:
+    """Return whether the dotted key is in a plain tree (list positions count as words), and its value."""
+    node = tree
     for part in key.split("."):
-        node = node[part]
-    return isinstance(node, dict)
-
-
-def plain(config: Any) -> dict[str, Any]:
-    """Return an OmegaConf tree as plain values, interpolations still unresolved."""
-    container = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(container, dict)
-    return {str(key): value for key, value in container.items()}
+        if isinstance(node, dict) and part in node:
+            node = node[part]
+        elif isinstance(node, list) and part.isdigit() and int(part) < len(node):
+            node = node[int(part)]
+        else:
+            return False, None
+    return True, node

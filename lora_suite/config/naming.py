@@ -12,6 +12,7 @@ LoRA is on. Case does not matter.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from lora_suite.config.errors import ConfigError
 from lora_suite.config.schema import Recipe
@@ -22,6 +23,15 @@ _STEM = re.compile(
     rf"-(?P<backend>fsdp2|megatron)(?P<layout>{_LAYOUT})(?P<modifiers>(?:-[a-z0-9.]+)*)"
 )
 _DIMENSION = re.compile(r"(tp|pp|cp|ep)(\d+)")
+_SIZES = {
+    "fsdp2": {"tp": "tensor_parallel_size", "cp": "context_parallel_size"},
+    "megatron": {
+        "tp": "tensor_model_parallel_size",
+        "pp": "pipeline_model_parallel_size",
+        "cp": "context_parallel_size",
+        "ep": "expert_model_parallel_size",
+    },
+}
 _GRAMMAR = "sft-<model>-<N>n<G>g-<fsdp2|megatron>[tp2…][-lora][-modifiers]"
 
 
@@ -31,7 +41,7 @@ def check_stem(stem: str, recipe: Recipe) -> None:
     if match is None:
         raise ConfigError(f"{stem}: the name does not follow {_GRAMMAR}")
     problems = [
-        f"it says {said} {what}, but {key} is {is_}"
+        f"it says {what.format(said)}, but {key} is {is_}"
         for what, key, said, is_ in _statements(match, recipe)
         if said != is_
     ]
@@ -46,39 +56,20 @@ def check_stem(stem: str, recipe: Recipe) -> None:
         raise ConfigError(f"{stem}: the name does not fit the recipe: {'; '.join(problems)}")
 
 
-def _statements(match: re.Match[str], recipe: Recipe) -> list[tuple[str, str, object, object]]:
-    """Return (what, key, value in the name, value in the recipe) for everything the name states."""
-    policy, dims = recipe.policy, dict(_DIMENSION.findall(match["layout"]))
-    stated = {name: int(dims.get(name, 1)) for name in ("tp", "pp", "cp", "ep")}
-    statements: list[tuple[str, str, object, object]] = [
-        ("nodes", "cluster.num_nodes", int(match["nodes"]), recipe.cluster.num_nodes),
-        ("processes a node", "cluster.gpus_per_node", int(match["processes"]), recipe.cluster.gpus_per_node),
-        ("as backend", "the enabled backend", match["backend"], _backend_name(recipe)),
-    ]
-    if policy.backend == "dtensor":
-        block, sizes = policy.dtensor_cfg, {"tp": "tensor_parallel_size", "cp": "context_parallel_size"}
-        return statements + [
-            (f"as {name} size", f"policy.dtensor_cfg.{sizes[name]}", size, getattr(block, sizes[name]))
-            if name in sizes
-            else (f"as {name} size", f"that of the dtensor backend ({name})", size, 1)
-            for name, size in stated.items()
-        ]
-    megatron = policy.megatron_cfg
-    keys = {
-        "tp": "tensor_model_parallel_size",
-        "pp": "pipeline_model_parallel_size",
-        "cp": "context_parallel_size",
-        "ep": "expert_model_parallel_size",
-    }
-    return statements + [
-        (f"as {name} size", f"policy.megatron_cfg.{keys[name]}", size, getattr(megatron, keys[name]))
-        for name, size in stated.items()
-    ]
-
-
-def _backend_name(recipe: Recipe) -> str:
-    """Return the backend's word in a name."""
-    return "fsdp2" if recipe.policy.backend == "dtensor" else "megatron"
+def _statements(match: re.Match[str], recipe: Recipe) -> Iterator[tuple[str, str, object, object]]:
+    """Yield (what, key, value in the name, value in the recipe) for everything the name states."""
+    cluster, policy = recipe.cluster, recipe.policy
+    yield "{} nodes", "cluster.num_nodes", int(match["nodes"]), cluster.num_nodes
+    yield "{} processes a node", "cluster.gpus_per_node", int(match["processes"]), cluster.gpus_per_node
+    backend = "fsdp2" if policy.backend == "dtensor" else "megatron"
+    yield "backend {}", "the enabled backend", match["backend"], backend
+    block = policy.dtensor_cfg if policy.backend == "dtensor" else policy.megatron_cfg
+    stated = dict(_DIMENSION.findall(match["layout"]))
+    for name, size_key in _SIZES[backend].items():
+        said = int(stated.pop(name, 1))
+        yield f"{name} {{}}", f"policy.{policy.backend}_cfg.{size_key}", said, getattr(block, size_key)
+    for name, said in stated.items():
+        yield f"{name} {{}}", f"{name} of the {policy.backend} backend", int(said), 1
 
 
 def _sequence_parallel(recipe: Recipe) -> bool:

@@ -15,12 +15,17 @@ def nearest(name: str, names: Iterable[str], count: int = 1) -> list[str]:
 
 
 def nearest_key(key: str, keys: Iterable[str]) -> str | None:
-    """Return the dotted key nearest to `key`: one with the same parent or the same last word comes first."""
-    known = [name for name in keys if not key.startswith(f"{name}.")]
+    """Return the dotted key that was likely meant by an unknown one, or None.
+
+    A similar word in the same block comes first, then the same word elsewhere, then a similar one elsewhere.
+    """
+    known = list(keys)
     parent, _, leaf = key.rpartition(".")
     siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == parent}
     if close := nearest(leaf, siblings):
         return siblings[close[0]]
-    if namesakes := [name for name in known if name.rpartition(".")[2] == leaf]:
-        return (nearest(key, namesakes) or namesakes)[0]
-    return next(iter(nearest(key, known)), None)
+    for word in (leaf, *nearest(leaf, {name.rpartition(".")[2] for name in known})):
+        namesakes = [name for name in known if name.rpartition(".")[2] == word]
+        if namesakes:
+            return (nearest(key, sorted(namesakes)) or sorted(namesakes))[0]
+    return None

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lora_suite.config.errors import ConfigError
 from lora_suite.config.keys import is_free_form, schema_keys
-from lora_suite.config.layers import Layered, plain, rename_aliases, rename_key
+from lora_suite.config.layers import Layered, lookup, rename_aliases, rename_key, rename_references
 from lora_suite.config.tree import flatten
 from lora_suite.config.typed import valid_names
 
@@ -89,12 +89,10 @@ def _set(layered: Layered, override: Override, key: str) -> None:
             wrapped = {part: wrapped}
         rename_aliases(wrapped, {}, f"override {text!r}")
         _, value = lookup(wrapped, key)
-    config = OmegaConf.create(layered.tree)
     try:
-        OmegaConf.update(config, key, value, merge=True, force_add=True)
+        OmegaConf.update(layered.config, key, rename_references(value), merge=True, force_add=True)
     except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"override {text!r}: {str(error).strip().splitlines()[0]}") from error
-    layered.tree = plain(config)
     if isinstance(value, dict) and value:
         for below in flatten(value):
             layered.origins[f"{key}.{below}"] = f"override {text!r}"
@@ -111,25 +109,10 @@ def _delete(layered: Layered, override: Override, key: str) -> None:
         raise ConfigError(f"override {text!r}: {_unknown(layered, key)}")
     if expected is not None and expected != value:
         raise ConfigError(f"override {text!r}: {key} is {value!r}, so it is not deleted; write ~{key}")
-    parent, _, last = key.rpartition(".")
-    block = lookup(layered.tree, parent)[1] if parent else layered.tree
-    if not isinstance(block, dict):
+    parent = key.rpartition(".")[0]
+    if parent and not isinstance(lookup(layered.tree, parent)[1], dict):
         raise ConfigError(f"override {text!r}: an item of a list cannot be deleted; set the whole list")
-    del block[last]
-    layered.forget(key)
-
-
-def lookup(tree: Any, key: str) -> tuple[bool, Any]:
-    """Return whether the dotted key is in the tree (list positions count as words), and its value."""
-    node = tree
-    for part in key.split("."):
-        if isinstance(node, dict) and part in node:
-            node = node[part]
-        elif isinstance(node, list) and part.isdigit() and int(part) < len(node):
-            node = node[int(part)]
-        else:
-            return False, None
-    return True, node
+    layered.remove(key)
 
 
 def _unknown(layered: Layered, key: str) -> str:

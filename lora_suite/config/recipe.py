@@ -70,7 +70,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> ResolvedRecipe:
     def origin(key: str) -> str:
         return origin_of(key, origins, str(path))
 
-    recipe = to_recipe(*resolve(layered.tree, deleted), origin, deleted)
+    recipe = to_recipe(*resolve(layered.config, deleted), origin, deleted)
     check_recipe(recipe, origin)
     tree = recipe.model_dump(mode="json", by_alias=True)
     return ResolvedRecipe(recipe, tree, path, tuple(overrides), origins)

@@ -14,8 +14,6 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from lora_suite.config.layers import rename_references
-
 BYTES_TOKENIZER = "bytes"
 
 
@@ -61,8 +59,8 @@ def _tokenizer(init: Any, model: Any) -> Any:
 _RESOLVERS = {"add": _add, "sub": _sub, "mul": _mul, "div": _div, "max": _max, "tokenizer": _tokenizer}
 
 
-def resolve(tree: Mapping[str, Any], deleted: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the tree with interpolations replaced by their values, and why some could not be.
+def resolve(config: DictConfig, deleted: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return plain values with interpolations replaced by what they mean, and why some could not be.
 
     deleted: keys that overrides deleted, with the override. The second result maps each key without a value
     to its reason; such keys are missing in the first.
@@ -70,10 +68,6 @@ def resolve(tree: Mapping[str, Any], deleted: Mapping[str, str]) -> tuple[dict[s
     for name, function in _RESOLVERS.items():
         OmegaConf.register_new_resolver(name, function, replace=True)
     failures: dict[str, str] = {}
-    try:
-        config = OmegaConf.create(rename_references(dict(tree)))
-    except OmegaConfBaseException as error:
-        return {}, {str(error.full_key or "?"): _first_line(error)}
     return _resolve_block(config, "", failures, deleted), failures
 
 
@@ -100,13 +94,9 @@ def _resolve_block(
 
 def _explain(key: str, error: OmegaConfBaseException, deleted: Mapping[str, str]) -> str:
     """Say why a key cannot be resolved; if what it refers to was deleted, by which override."""
-    reason = _first_line(error)
+    reason = str(error.msg or error).strip().splitlines()[0]
     if isinstance(error, InterpolationKeyError):
         for gone, override in deleted.items():
             if f"'{gone}'" in reason or f"'{gone}." in reason:
                 reason = f"it refers to {gone}, which override {override!r} deleted; set {key} as well"
     return f"{key} cannot be resolved: {reason}"
-
-
-def _first_line(error: OmegaConfBaseException) -> str:
-    return str(error.msg or error).strip().splitlines()[0]
