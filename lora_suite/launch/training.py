@@ -12,10 +12,10 @@ import os
 import pty
 import secrets
 import select
+import signal
 import subprocess
 import sys
 import termios
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,7 +33,7 @@ MARK = "LORA_SUITE_TRAINING_ID"
 CRASHED, INTERRUPTED = 3, 130
 GRACE_SECONDS = 3.0
 _CHUNK = 65536
-_KEPT_CHUNKS = 16
+_KEPT_BYTES = 1 << 20
 _SILENCE_SECONDS = 0.5
 
 
@@ -140,7 +140,7 @@ def _run(training: _Training) -> Ended:
         *("--nproc-per-node", str(recipe.cluster.gpus_per_node)),
         *("-m", "lora_suite.train", str(training.run_dir)),
     ]
-    tail: deque[bytes] = deque(maxlen=_KEPT_CHUNKS)
+    tail = bytearray()
     interrupted = False
     with stop_signals_interrupt():
         reader, writer = _channel()
@@ -162,14 +162,15 @@ def _run(training: _Training) -> Ended:
         with undisturbed():
             end_run(process, MARK, mark, grace=GRACE_SECONDS)
         os.close(reader)
-    text = plain(b"".join(tail))
+    text = plain(bytes(tail))
     if interrupted:
         return Ended(
             how="interrupted", status=INTERRUPTED, message="interrupted", last_lines=last_lines(text)
         )
     if process.returncode == 0:
         return Ended(how="done", status=0)
-    statuses = {rank.status for rank in rank_exits(text)}
+    # torchrun ends the other ranks by SIGTERM once the first has ended.
+    statuses = {rank.status for rank in rank_exits(text)} - {-signal.SIGTERM, 128 + signal.SIGTERM}
     expected = next((status for status in (CONFIGURATION, NOTHING_TO_DO) if statuses == {status}), CRASHED)
     return crash(training.run_dir, text, expected)
 
@@ -192,7 +193,7 @@ def _channel() -> tuple[int, int]:
     return reader, writer
 
 
-def _forward(process: subprocess.Popen[bytes], reader: int, tail: deque[bytes]) -> None:
+def _forward(process: subprocess.Popen[bytes], reader: int, tail: bytearray) -> None:
     """Pass on output as it comes, until the process has ended and no more comes, and keep its end.
 
     A process that a rank left behind may hold the channel open, so its end is not waited for.
@@ -207,7 +208,8 @@ def _forward(process: subprocess.Popen[bytes], reader: int, tail: deque[bytes]) 
         chunk = _read(reader)
         if not chunk:
             return
-        tail.append(chunk)
+        tail += chunk
+        del tail[:-_KEPT_BYTES]
         if listening:
             try:
                 sys.stdout.buffer.write(chunk)
