@@ -17,7 +17,7 @@ from lora_suite.plan.model import Case, DeclaredCheck
 
 # The arm that a driver's own expressions read: data["train/loss"].
 _ARM = "data"
-_NO_GPU = "no GPU"
+_UNKNOWN_DEVICE = "an unknown device"
 
 
 def judge_checks(case: Case, evidence: Evidence) -> tuple[list[CheckVerdict], list[str]]:
@@ -28,7 +28,7 @@ def judge_checks(case: Case, evidence: Evidence) -> tuple[list[CheckVerdict], li
     """
     verdicts: list[CheckVerdict] = []
     not_judged: list[str] = []
-    gpu = gpu_model(evidence.record)
+    device = device_of(evidence.record)
     for _, call in groupby(case.checks, key=lambda check: (check.file, check.call)):
         applying = []
         for check in call:
@@ -38,18 +38,18 @@ def judge_checks(case: Case, evidence: Evidence) -> tuple[list[CheckVerdict], li
             else:
                 not_judged.append(f"{check.expression} ({reason})")
         limits = [check for check in applying if check.on is not None]
-        elsewhere = [check for check in limits if str(check.on).casefold() not in gpu.casefold()]
+        elsewhere = [check for check in limits if str(check.on).casefold() not in device.casefold()]
         if limits and len(elsewhere) == len(limits):
-            verdicts.append(_no_limit(limits, gpu, _source(limits[0], case)))
-        not_judged += [f"{check.expression} (limit for {check.on}, this is {gpu})" for check in elsewhere]
+            verdicts.append(_no_limit(limits, device, _source(limits[0], case)))
+        not_judged += [f"{check.expression} (limit for {check.on}, this is {device})" for check in elsewhere]
         verdicts += [_judged(check, evidence, case) for check in applying if check not in elsewhere]
     return verdicts, not_judged
 
 
-def gpu_model(record: RunRecord) -> str:
-    """GPU model of the machine that made the run, or words that say it has none."""
+def device_of(record: RunRecord) -> str:
+    """Model of the GPU (without one: of the processor) that the run used, as its record names it."""
     strict = record.environment.strict if record.environment is not None else {}
-    return str(strict.get("gpu_model") or _NO_GPU)
+    return str(strict.get("device") or _UNKNOWN_DEVICE)
 
 
 def absent_data(expression: Expression, arms: Mapping[str, Mapping[str, Series]]) -> str | None:
@@ -106,12 +106,12 @@ def _judged(check: DeclaredCheck, evidence: Evidence, case: Case) -> CheckVerdic
     )
 
 
-def _no_limit(limited: Sequence[DeclaredCheck], gpu: str, source: str) -> CheckVerdict:
+def _no_limit(limited: Sequence[DeclaredCheck], device: str, source: str) -> CheckVerdict:
     known = ", ".join(str(check.on) for check in limited)
     return CheckVerdict(
         kind="check",
         name=" | ".join(check.expression for check in limited),
         state="INCONCLUSIVE",
-        message=f"no limit is known for {gpu}, only for {known}",
+        message=f"no limit is known for {device}, only for {known}",
         source=source,
     )

@@ -117,7 +117,7 @@ def healthy(
         "steps_done": steps,
         "segments": [1],
         "batches": {str(step): f"batch-{step}" for step in range(1, steps + 1)},
-        "environment": {"strict": {"gpu_model": None, "torch": "2.13.0"}, "soft": {}},
+        "environment": {"strict": {"device": None, "torch": "2.13.0"}, "soft": {}},
         "ended": DONE.model_dump(),
     }
     if case.lora:

@@ -226,7 +226,7 @@ class TestComparable:
         assert judged(tmp_path, lambda arm, repeat: record(batches={})).state == "INCOMPARABLE"
 
     def test_another_environment_is_incomparable(self, tmp_path):
-        other = {"strict": {"gpu_model": None, "torch": "2.11.0"}, "soft": {}}
+        other = {"strict": {"device": None, "torch": "2.11.0"}, "soft": {}}
         verdict = judged(tmp_path, only("lora", 3, record(environment=other)))
         assert verdict.state == "INCOMPARABLE"
         assert verdict.message == (
@@ -235,7 +235,7 @@ class TestComparable:
 
     def test_facts_of_one_backend_alone_and_soft_ones_are_no_difference(self, tmp_path):
         other = {
-            "strict": {"gpu_model": None, "torch": "2.13.0", "megatron-core": "0.16.1"},
+            "strict": {"device": None, "torch": "2.13.0", "megatron-core": "0.16.1"},
             "soft": {"host": "b"},
         }
         assert judged(tmp_path, every("lora", record(environment=other))).state == "PASS"

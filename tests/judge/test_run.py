@@ -334,7 +334,7 @@ class TestConditions:
 
     def limits(self, gpu: str | None, tmp_path: Path) -> RunVerdict:
         def damage(metrics, record):
-            record["environment"]["strict"]["gpu_model"] = gpu
+            record["environment"]["strict"]["device"] = gpu
 
         checks = (
             DeclaredCheck(self.IMPOSSIBLE, line=6, call=6, on="H200"),
@@ -354,7 +354,10 @@ class TestConditions:
     def test_a_gpu_without_a_limit_is_inconclusive(self, tmp_path, gpu):
         verdict = self.limits(gpu, tmp_path)
         assert verdict.state == "INCONCLUSIVE"
-        assert verdict.checks[0].message == f"no limit is known for {gpu or 'no GPU'}, only for H200, H100"
+        assert (
+            verdict.checks[0].message
+            == f"no limit is known for {gpu or 'an unknown device'}, only for H200, H100"
+        )
 
 
 @pytest.mark.parametrize(
