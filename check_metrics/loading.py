@@ -5,6 +5,7 @@
 check asks for one, so that a large file costs little more than its parsing.
 """
 
+import contextlib
 import json
 import math
 import shutil
@@ -191,10 +192,8 @@ def _steps(where: str, raw: dict[str, Any]) -> list[int]:
 
 def _values(where: str, raw: dict[str, Any]) -> list[float]:
     if {*map(type, raw.values())} <= {float, int}:
-        try:
+        with contextlib.suppress(OverflowError):
             return list(map(float, raw.values()))
-        except OverflowError:
-            pass
     return [_value(where, step, value) for step, value in raw.items()]
 
 

@@ -251,15 +251,14 @@ def _references(node: Node) -> tuple[SeriesRef, ...]:
 
 
 def _named_steps(node: Node) -> tuple[int, ...]:
-    if not any(is_keyed_by_step(ref.metric) for ref in _references(node)):
-        return ()
     match node:
-        case StepValue():
-            return (node.step,)
-        case Call() | Worst():
-            return (node.start or 0, node.end - 1)
+        case StepValue(step=step):
+            named: tuple[int, ...] = (step,)
+        case Call(start=start, end=end) | Worst(start=start, end=end):
+            named = (start or 0, end - 1)
         case _:
             return ()
+    return named if any(is_keyed_by_step(ref.metric) for ref in _references(node)) else ()
 
 
 def _pair_form(call: Call, op: str, limit: float) -> PairForm | None:

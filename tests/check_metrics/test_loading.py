@@ -44,6 +44,11 @@ def test_values_of_every_kind(path: Path) -> None:
     assert math.isinf(values[6])
 
 
+def test_a_whole_number_beyond_the_range_is_infinite(path: Path) -> None:
+    path.write_text('{"x": {"1": 1, "2": -HUGE}}'.replace("HUGE", "1" + "0" * 400), encoding="utf-8")
+    assert load_metrics(path)["x"].nonfinite_steps() == (2,)
+
+
 def test_equal_steps_are_shared(path: Path) -> None:
     path.write_text('{"x": {"1": 1, "2": 2}, "y": {"1": 3, "2": 4}}', encoding="utf-8")
     metrics = load_metrics(path)
