@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From suite to plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lora_suite.config import ConfigError
+from lora_suite.plan import load_plan
+from lora_suite.plan.model import PlannedRun
+from tests.plan.conftest import SIMPLE, Project
+
+ROOT = Path(__file__).resolve().parents[2]
+LORA = "policy: {dtensor_cfg: {lora_cfg: {enabled: true}}}\n"
+FULL_STEM, LORA_STEM, OTHER = "sft-a-1n2c-fsdp2", "sft-a-1n2c-fsdp2-lora", "sft-b-1n2c-fsdp2-lora"
+PAIR = f"name: x\nrepeats: 2\npairs:\n- {{name: p, arms: {{full: {FULL_STEM}, lora: {LORA_STEM}}}}}\n"
+SECOND = f"- {{name: q, arms: {{full: {FULL_STEM}, lora: {OTHER}}}}}\n"
+REUSE = f"- {{name: r, arms: {{a: {LORA_STEM}, b: {FULL_STEM}}}, reuse: true, checks: ['1 < 2']}}\n"
+THREE = "".join(
+    [
+        PAIR.replace("name: p,", "name: first,"),
+        SECOND.replace("name: q,", "name: second,"),
+        REUSE.replace("name: r,", "name: again,"),
+    ]
+)
+
+
+@pytest.fixture
+def cases(project: Project) -> Project:
+    project.case(FULL_STEM)
+    project.case(LORA_STEM, LORA)
+    project.case(OTHER, LORA)
+    return project
+
+
+def test_smoke_suite_is_16_runs_of_4_cases_in_abba_order() -> None:
+    plan = load_plan(ROOT / "suites" / "smoke.yaml")
+    assert Counter(run.case for run in plan.runs) == dict.fromkeys(plan.cases, 4)
+    assert len(plan.cases) == 4
+    first = [run for run in plan.runs if run.pair == "fsdp2"]
+    assert "".join("f" if run.arm == "full" else "l" for run in first) == "fllflffl"
+    assert [run.repeat for run in first] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert [pair.name for pair in plan.pairs] == ["fsdp2", "megatron", "backends"]
+    assert plan.pairs[2].reuse
+    assert not any(pair.not_comparable for pair in plan.pairs)
+    # 16 runs of 2 processes for 3 minutes.
+    assert plan.gpu_hours == pytest.approx(1.6)
+
+
+@pytest.mark.parametrize("suite", sorted((ROOT / "suites").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("overrides", [(), ("policy.init=random",)])
+def test_every_suite_resolves_within_its_budget(suite: Path, overrides: tuple[str, ...]) -> None:
+    plan = load_plan(suite, overrides=overrides)
+    assert plan.budget_gpu_hours is not None
+    assert plan.gpu_hours <= plan.budget_gpu_hours
+    assert not any(pair.not_comparable for pair in plan.pairs)
+
+
+def test_every_recipe_that_is_no_parent_alone_is_in_a_suite_or_has_a_driver() -> None:
+    stems = {path.stem for path in (ROOT / "recipes").glob("*.yaml")} - {"sft"}
+    assert stems == {path.stem for path in (ROOT / "scripts").glob("*.sh")} - {"common"}
+
+
+def test_repeats_of_the_command_line_win(cases: Project) -> None:
+    assert len(cases.plan(PAIR).runs) == 4
+    assert len(cases.plan(PAIR, repeats=5).runs) == 10
+    text = PAIR.replace("arms:", "repeats: 3, arms:")
+    assert len(cases.plan(text).runs) == 6
+    assert len(cases.plan(text, repeats=1).runs) == 2
+
+
+def test_case_that_two_pairs_run_counts_on(cases: Project) -> None:
+    plan = cases.plan(PAIR + SECOND)
+    assert [(run.case, run.repeat, run.pair) for run in plan.runs if run.case == FULL_STEM] == [
+        (FULL_STEM, 1, "p"),
+        (FULL_STEM, 2, "p"),
+        (FULL_STEM, 3, "q"),
+        (FULL_STEM, 4, "q"),
+    ]
+
+
+def test_cases_outside_pairs_run_as_often_as_the_suite_says(cases: Project) -> None:
+    plan = cases.plan(f"name: x\nrepeats: 2\ncases: [{FULL_STEM}, {OTHER}]\n")
+    assert plan.runs == tuple(
+        PlannedRun(case=stem, repeat=repeat, pair=None, arm=None)
+        for repeat in (1, 2)
+        for stem in (FULL_STEM, OTHER)
+    )
+
+
+def test_listing_a_case_of_a_pair_adds_checks_and_overrides_but_no_runs(cases: Project) -> None:
+    entry = f"cases: [{{case: {FULL_STEM}, checks: ['1 < 2'], overrides: ['sft.seed=7']}}]\n"
+    plan = cases.plan(PAIR + entry)
+    assert len(plan.runs) == 4
+    case = plan.cases[FULL_STEM]
+    assert [check.expression for check in case.checks] == ['data["train/loss"]["30"] < 5', "1 < 2"]
+    assert case.checks[1].file == plan.path
+    assert (case.recipe.sft.seed, case.overrides) == (7, ("sft.seed=7",))
+    assert [difference.key for difference in plan.pairs[0].not_comparable] == ["sft.seed"]
+
+
+def test_overrides_come_in_order_suite_command_line_arm(cases: Project) -> None:
+    entry = f"cases: [{{case: {LORA_STEM}, overrides: ['sft.seed=1']}}]\n"
+    plan = cases.plan(PAIR + entry, overrides=("sft.seed=2",), arm_overrides=("lora:sft.seed=3",))
+    assert plan.cases[LORA_STEM].overrides == ("sft.seed=1", "sft.seed=2", "sft.seed=3")
+    assert plan.cases[LORA_STEM].recipe.sft.seed == 3
+    assert plan.cases[FULL_STEM].recipe.sft.seed == 2
+
+
+def test_overrides_of_the_driver_count(cases: Project) -> None:
+    cases.case(FULL_STEM, driver=SIMPLE.replace('"$@"', 'sft.seed=9 "$@"'))
+    plan = cases.plan(PAIR)
+    assert plan.cases[FULL_STEM].recipe.sft.seed == 9
+    assert plan.cases[FULL_STEM].overrides == ()
+
+
+def test_arm_override_reaches_every_pair_and_shows_as_a_fault(cases: Project) -> None:
+    plan = cases.plan(PAIR + SECOND, arm_overrides=("lora:debug.faults.freeze_b=true",))
+    assert [plan.cases[stem].recipe.debug.faults.freeze_b for stem in (FULL_STEM, LORA_STEM, OTHER)] == [
+        False,
+        True,
+        True,
+    ]
+    assert [[fault.key for fault in pair.faults] for pair in plan.pairs] == [["debug.faults.freeze_b"]] * 2
+    assert not any(pair.not_comparable for pair in plan.pairs)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Lora:sft.seed=1", "no pair has an arm 'Lora'; there are: full, lora"),
+        ("sft.seed=1", "write NAME:KEY=VALUE"),
+        ("lora:", "write NAME:KEY=VALUE"),
+    ],
+)
+def test_wrong_arm_override_is_named(cases: Project, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        cases.plan(PAIR, arm_overrides=(text,))
+
+
+def test_reusing_pair_adds_no_runs(cases: Project) -> None:
+    plan = cases.plan(PAIR + REUSE)
+    assert {run.pair for run in plan.runs} == {"p"}
+    assert [pair.reuse for pair in plan.pairs] == [False, True]
+
+
+def test_reusing_pair_that_nobody_makes_runs_for_is_refused(cases: Project) -> None:
+    with pytest.raises(ConfigError, match=f"pair r reuses runs, but nothing else runs {LORA_STEM}"):
+        cases.plan(f"name: x\ncases: [{FULL_STEM}]\npairs:\n{REUSE}")
+
+
+@pytest.mark.parametrize(
+    ("select", "pairs", "runs"),
+    [
+        ("first", ["first"], {"first"}),
+        # The pair that reuses runs comes along where what is taken makes all its runs.
+        ("lora and not -b-", ["first", "again"], {"first"}),
+        ("-b-", ["second"], {"second"}),
+        ("first or second or again", ["first", "second", "again"], {"first", "second"}),
+        # Taken by name alone it makes its runs itself.
+        ("again", ["again"], {"again"}),
+    ],
+)
+def test_selection(cases: Project, select: str, pairs: list[str], runs: set[str]) -> None:
+    plan = cases.plan(THREE, select=select)
+    assert [pair.name for pair in plan.pairs] == pairs
+    assert {run.pair for run in plan.runs} == runs
+
+
+def test_selection_of_nothing_names_what_there_is(cases: Project) -> None:
+    with pytest.raises(ConfigError, match="-k 'zzz' matches nothing; there are first, second, again"):
+        cases.plan(THREE, select="zzz")
+
+
+def test_reusing_pair_taken_alone_makes_its_runs(cases: Project) -> None:
+    plan = cases.plan(
+        PAIR.replace("name: p,", "name: pp,") + REUSE.replace("name: r,", "name: rr,"), select="rr"
+    )
+    assert [(pair.name, pair.reuse) for pair in plan.pairs] == [("rr", False)]
+    assert Counter(run.arm for run in plan.runs) == {"a": 2, "b": 2}
+
+
+def test_selected_cases_alone(cases: Project) -> None:
+    plan = cases.plan(f"name: x\ncases: [{FULL_STEM}, {OTHER}]\n", select="-b-")
+    assert [run.case for run in plan.runs] == [OTHER]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: x\ncases: [sft-a-1n2c-fsdp2-lroa]\n", "did you mean sft-a-1n2c-fsdp2-lora"),
+        ("name: x\ncases: [zzz]\n", r"case zzz: there is no .*recipes/zzz\.yaml$"),
+    ],
+)
+def test_missing_case_names_the_nearest(cases: Project, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        cases.plan(text)
+
+
+def test_missing_driver_is_named(cases: Project) -> None:
+    (cases.root / "scripts" / f"{FULL_STEM}.sh").unlink()
+    with pytest.raises(ConfigError, match=rf"there is no .*scripts/{FULL_STEM}\.sh"):
+        cases.plan(PAIR)
+
+
+def test_driver_that_never_trains_is_refused(cases: Project) -> None:
+    cases.case(FULL_STEM, driver="declare_case steps=3 minutes=1\n")
+    with pytest.raises(ConfigError, match="never calls train"):
+        cases.plan(PAIR)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [("policy.dtensor_cfg.lora_cfg.dimm=8", "dimm"), ("policy.train_global_batch_size=15", "15")],
+)
+def test_what_is_wrong_with_a_recipe_is_found_by_planning(
+    cases: Project, override: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        cases.plan(PAIR, overrides=(override,))
+
+
+def test_missing_suite_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone\.yaml"):
+        load_plan(tmp_path / "gone.yaml")
