@@ -63,7 +63,8 @@ def train(config: Path | None, overrides: Sequence[str]) -> int:
         tree=training.resolved.tree,
     )
     if ended.status != 0:
-        print(f"error: {ended.message}", file=sys.stderr)
+        place = f"rank {ended.rank}, step {ended.step}: " if ended.rank is not None else ""
+        print(f"error: {place}{ended.message}", file=sys.stderr)
     return ended.status
 
 

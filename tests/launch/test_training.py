@@ -181,7 +181,7 @@ def test_killed_rank_is_named_although_torchrun_blames_its_peer(
     assert (ended.how, ended.status, ended.rank, ended.step) == ("killed", 3, 1, 5)
     assert "SIGKILL" in ended.message
     assert ended.last_lines == ["step 1/30  loss 5.5"]
-    assert "SIGKILL" in capsys.readouterr().err
+    assert "error: rank 1, step 5: ended by SIGKILL" in capsys.readouterr().err
 
 
 def test_rank_that_fails_by_itself_is_named_by_its_own_words(run_dir: Path) -> None:
