@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Megatron backend: megatron-core's GPTModel and schedules behind the `Backend` protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from lora_suite.train.backends.megatron.compat import without_cuda
+from lora_suite.train.backends.megatron.optimizer import FullOptimizer, is_replica, is_second_copy
+from lora_suite.train.batch import IGNORED, MicroBatch
+from lora_suite.train.lora.bank import AdapterBank
+from lora_suite.train.models.fingerprint import fingerprint
+from lora_suite.train.topology import Topology
+
+
+class MegatronBackend:
+    """One GPTModel and what trains it: the adapter bank, or megatron-core's DDP with an optimizer.
+
+    model: this stage. ddp and optimizer: for full SFT. bank: for LoRA, whose gradients it sums itself; the
+    frozen model is then not wrapped at all.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        model: GPTModel,
+        bank: AdapterBank | None = None,
+        ddp: DistributedDataParallel | None = None,
+        optimizer: FullOptimizer | None = None,
+    ) -> None:
+        self.topology = topology
+        self.model = model
+        self.bank = bank
+        self.ddp = ddp
+        self.optimizer = optimizer
+        self._schedule: Callable[..., list[torch.Tensor]] = get_forward_backward_func()
+
+    # -- one step -------------------------------------------------------------------------------------------
+
+    def forward_backward(self, batches: Sequence[MicroBatch], global_tokens: int) -> torch.Tensor:
+        """Accumulate gradients of the token loss over `global_tokens`; return the summed token loss."""
+        self.model.train()
+        return self._run(batches, global_tokens, forward_only=False)
+
+    def _run(self, batches: Sequence[MicroBatch], global_tokens: int, forward_only: bool) -> torch.Tensor:
+        """Run megatron-core's schedule; the loss lives on the last stage and is told to the others."""
+        rows, length = batches[0].input_ids.shape
+        with self._on_device():
+            losses = self._schedule(
+                forward_step_func=partial(_forward_step, global_tokens),
+                data_iterator=iter(batches),
+                model=[self.ddp or self.model],
+                num_microbatches=len(batches),
+                seq_length=length,
+                micro_batch_size=rows,
+                forward_only=forward_only,
+            )
+        total = torch.stack(losses).sum() if losses else torch.zeros((), device=self.topology.device)
+        return self.topology.pp.sum(total)
+
+    def _on_device(self) -> AbstractContextManager[None]:
+        return without_cuda() if self.topology.device.type == "cpu" else nullcontext()
+
+    def sync_gradients(self) -> None:
+        """Sum gradients over data parallel ranks, and partial ones over tensor parallel ranks."""
+        if self.bank is not None:
+            self.bank.sync_gradients()
+        else:
+            with self._on_device():
+                finalize_model_grads([self.ddp])
+
+    def clip_gradients(self, max_norm: float | None) -> torch.Tensor:
+        """Scale gradients to `max_norm`; return the global norm before."""
+        if self.bank is not None:
+            return self.bank.clip_gradients(max_norm)
+        return self._full[1].clip(max_norm)
+
+    def optimizer_step(self, lr: float) -> None:
+        """Update what trains with this learning rate and clear the gradients."""
+        if self.bank is not None:
+            self.bank.step(lr)
+        else:
+            ddp, optimizer = self._full
+            optimizer.step(lr)
+            ddp.zero_grad_buffer()
+
+    @property
+    def _full(self) -> tuple[DistributedDataParallel, FullOptimizer]:
+        if self.ddp is None or self.optimizer is None:
+            raise RuntimeError("full SFT needs megatron-core's DDP and an optimizer")
+        return self.ddp, self.optimizer
+
+    # -- without gradients ----------------------------------------------------------------------------------
+
+    def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """Summed token loss of this data parallel rank's rows, dropout off."""
+        if not batches:
+            return torch.zeros((), device=self.topology.device)
+        self.model.eval()
+        with torch.no_grad():
+            return self._run(batches, 1, forward_only=True)
+
+    def adapters_off(self) -> AbstractContextManager[None]:
+        """Within it the model computes as if it had no adapters."""
+        if self.bank is None:
+            raise RuntimeError("full SFT has no adapters")
+        return self.bank.disabled()
+
+    def trainable_parameters(self) -> int:
+        """Trainable parameters of the whole model: shards of all ranks, replicas once."""
+        if self.bank is not None:
+            count = self.bank.trainable_parameters()
+        else:
+            count = sum(
+                p.numel() * (1 if is_replica(p) else self.topology.tp.size)
+                for p in self.model.parameters()
+                if not is_second_copy(p)
+            )
+        return int(self.topology.pp.sum(torch.tensor(count, device=self.topology.device)))
+
+    def frozen_fingerprint(self) -> str:
+        """Hash of this rank's frozen weights, bit by bit; "" for full SFT."""
+        return fingerprint((n, p) for n, p in self.model.named_parameters() if not p.requires_grad)
+
+    # -- checkpoints ----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's trainable parameters and optimizer state, by reference: save before the next step."""
+        if self.bank is not None:
+            return self.bank.state_dict()
+        weights = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        return {"weights": weights, "optimizer": self._full[1].state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()` of the same rank of the same layout."""
+        if self.bank is not None:
+            self.bank.load_state_dict(state)
+            return
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(state["weights"][name])
+        self._full[1].load_state_dict(state["optimizer"])
+
+
+def _forward_step(
+    global_tokens: int, batches: Iterator[MicroBatch], model: torch.nn.Module
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]]:
+    """megatron-core's forward step: the stage's output, and what makes a loss of the last stage's.
+
+    The model knows positions and the causal mask by itself.
+    """
+    batch = next(batches)
+    output = model(batch.input_ids, None, None, labels=batch.labels)
+    return output, partial(_loss, batch.labels, global_tokens)
+
+
+def _loss(
+    labels: torch.Tensor, global_tokens: int, losses: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """From token losses [rows, length]: the part of the mean loss, the supervised tokens, the summed loss."""
+    supervised = labels != IGNORED
+    summed = torch.where(supervised, losses, 0.0).sum()
+    return summed / global_tokens, supervised.sum(), summed.detach()

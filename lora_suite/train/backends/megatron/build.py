@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a recipe to a Megatron backend: groups, model, weights, adapters or optimizer, in this order."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt.gpt_model import GPTModel
+
+from lora_suite.blueprint.facts import Blueprint
+from lora_suite.blueprint.preflight import preflight
+from lora_suite.config.models import find_config, read_config
+from lora_suite.config.paths import locate
+from lora_suite.config.schema import Megatron, Recipe
+from lora_suite.train.backends.megatron.architecture import Architecture
+from lora_suite.train.backends.megatron.attach import Attacher
+from lora_suite.train.backends.megatron.backend import MegatronBackend
+from lora_suite.train.backends.megatron.compat import without_cuda
+from lora_suite.train.backends.megatron.model import build_model, transformer_config
+from lora_suite.train.backends.megatron.optimizer import (
+    FullOptimizer,
+    MegatronAdamW,
+    TorchAdamW,
+    adapter_optimizer,
+)
+from lora_suite.train.backends.megatron.weights import ShardMap, drawn, stored
+from lora_suite.train.lora.adapter import Adapter
+from lora_suite.train.lora.bank import AdapterBank
+from lora_suite.train.lora.spec import DTYPES, LoraSpec
+from lora_suite.train.topology import Axis, Topology
+
+
+def build_backend(
+    recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch.device
+) -> MegatronBackend:
+    """Build the backend of a recipe on this rank, after `init_process_group`.
+
+    Adapters are attached after the weights are loaded and before any optimizer; the frozen model is not
+    wrapped. Raises ConfigError for a model that megatron-core's GPTModel would compute differently.
+    """
+    policy, parallel, dtype = recipe.policy, recipe.policy.megatron_cfg, DTYPES[recipe.policy.precision]
+    folder = _weights_folder(policy.model_name, recipe_path) if policy.init == "pretrained" else None
+    if blueprint.model is None:
+        named = {"policy": policy.model_copy(update={"model_name": str(folder)})}
+        blueprint = preflight(recipe.model_copy(update=named), recipe_path)
+    config_path = folder / "config.json" if folder else find_config(policy.model_name, recipe_path)
+    assert blueprint.model is not None
+    assert config_path is not None
+    architecture = Architecture.read(blueprint.model, read_config(config_path))
+    with without_cuda() if device.type == "cpu" else nullcontext():
+        topology = _start_groups(parallel, recipe.sft.seed, device)
+        config = transformer_config(architecture, parallel, dtype, device)
+        model = build_model(config, architecture, with_adapters=policy.lora.enabled)
+        if folder is not None:
+            fetch = stored(folder)
+        else:
+            fetch = drawn(architecture.shape, architecture.init_std, recipe.sft.seed, dtype, device)
+        first_layer = model.decoder.layers[0].layer_number - 1
+        ShardMap(architecture.shape, topology.tp).load(model, first_layer, fetch)
+        if policy.lora.enabled:
+            spec = LoraSpec.from_config(parallel.lora_cfg, recipe.sft.seed)
+            adapters = Attacher(blueprint.adapters, spec, architecture.shape, topology.tp).attach(model)
+            return _for_adapters(model, adapters, parallel, topology, dtype)
+        return _for_all_weights(model, parallel, topology, dtype)
+
+
+def _start_groups(parallel: Megatron, seed: int, device: torch.device) -> Topology:
+    """Start megatron-core's process groups and random states."""
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tensor_model_parallel_size,
+        pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
+        create_gloo_process_groups=False,
+    )
+    if device.type == "cuda":
+        tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    else:
+        tensor_parallel.random.initialize_rng_tracker(inference_rng_tracker=True)
+    groups = (
+        parallel_state.get_data_parallel_group(),
+        parallel_state.get_tensor_model_parallel_group(),
+        parallel_state.get_pipeline_model_parallel_group(),
+    )
+    dp, tp, pp = (Axis(group.rank(), group.size(), group) for group in groups)
+    return Topology(dist.get_rank(), dist.get_world_size(), device, dp, tp, pp)
+
+
+def _for_adapters(
+    model: GPTModel, adapters: list[Adapter], parallel: Megatron, topology: Topology, dtype: torch.dtype
+) -> MegatronBackend:
+    """Freeze the weights and give the adapters to a bank."""
+    model.requires_grad_(False)
+    bank = AdapterBank(adapters, topology, dtype)
+    bank.build_optimizer(adapter_optimizer(parallel.optimizer))
+    if parallel.activation_checkpointing and model.pre_process:
+        # Recomputation finds gradients through its input alone, and that of a frozen embedding has none
+        # (https://github.com/huggingface/transformers/issues/26221).
+        model.embedding.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
+    return MegatronBackend(topology, model, bank=bank)
+
+
+def _for_all_weights(
+    model: GPTModel, parallel: Megatron, topology: Topology, dtype: torch.dtype
+) -> MegatronBackend:
+    """Wrap the model in megatron-core's DDP, with gradients reduced in float32 where weights are bfloat16."""
+    with_torch = topology.device.type == "cpu" or dtype == torch.float64
+    ddp = DistributedDataParallel(
+        config=model.config,
+        ddp_config=DistributedDataParallelConfig(
+            grad_reduce_in_fp32=dtype == torch.bfloat16,
+            use_distributed_optimizer=parallel.optimizer.use_distributed_optimizer and not with_torch,
+        ),
+        module=model,
+    )
+    optimizer: FullOptimizer
+    if with_torch:
+        optimizer = TorchAdamW(ddp, topology, parallel.optimizer)
+    else:
+        optimizer = MegatronAdamW(ddp, parallel.optimizer, dtype)
+    return MegatronBackend(topology, model, ddp=ddp, optimizer=optimizer)
+
+
+def _weights_folder(model_name: str, recipe_path: Path) -> Path:
+    """The folder of a pretrained model: a local one, or the hub's, downloaded into its cache."""
+    folder = locate(model_name, recipe_path)
+    if folder is not None and folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model_name, allow_patterns=["*.safetensors", "*.json"]))

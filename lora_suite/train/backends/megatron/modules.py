@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two modules that replace megatron-core's own through its ModuleSpec, in every arm alike.
+
+Its local norm refuses sequence parallelism, and its local attention is unfused: it stores the whole
+[length, length] score matrix, which no fair speed comparison could use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.transformer import TransformerConfig
+from torch import nn
+from torch.nn import functional
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's RMS norm with megatron-core's constructor.
+
+    Under sequence parallelism each rank normalises its slice of the sequence, so the weight's gradient is
+    partial; the mark `sequence_parallel` is what makes megatron-core's `finalize_model_grads` sum it over
+    tensor parallel ranks.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
+        device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
+        super().__init__(hidden_size, eps=eps, device=device, dtype=config.params_dtype)
+        setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010
+
+
+class SdpaAttention(nn.Module):
+    """Causal attention by torch's scaled_dot_product_attention, with grouped keys and values as they are.
+
+    Rows are padded on the right, so the causal mask is the only one needed: no supervised position can see
+    a padded one. Without parameters, hence without tensor parallel code: it sees this rank's heads.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, softmax_scale: float | None = None, **_placement: Any
+    ) -> None:
+        super().__init__()
+        self.softmax_scale = softmax_scale
+        self.grouped = config.num_query_groups != config.num_attention_heads
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **_options: Any,
+    ) -> torch.Tensor:
+        """query [length, rows, heads, head_dim], key and value with fewer heads; [length, rows, features]."""
+        # [s, b, heads, d] -> [b, heads, s, d]
+        query, key, value = (states.permute(1, 2, 0, 3) for states in (query, key, value))
+        context = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=self.softmax_scale, enable_gqa=self.grouped
+        )
+        return context.permute(2, 0, 1, 3).flatten(2).contiguous()
