@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_suite.config import ABSENT, differences, flatten, recipe_hash
@@ -39,12 +39,14 @@ def test_true_is_not_one():
     assert differences({"a": 1}, {"a": True}) == [("a", 1, True)]
 
 
+@settings(deadline=None)
 @given(tree=TREES)
 def test_a_tree_does_not_differ_from_its_copy(tree):
     assert differences(tree, copy.deepcopy(tree)) == []
     assert recipe_hash(tree) == recipe_hash(dict(reversed(list(copy.deepcopy(tree).items()))))
 
 
+@settings(deadline=None)
 @given(left=TREES, right=TREES)
 def test_differences_are_symmetric(left, right):
     there, back = differences(left, right), differences(right, left)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is refused before a GPU is asked for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lora_suite.blueprint import preflight
+from lora_suite.config import ConfigError, load_recipe
+from tests.blueprint.helpers import T2
+from tests.config.helpers import MEGATRON, RECIPES, SFT, TINY, TINY_LORA, TINY_MEGATRON, child
+
+TP = "policy.megatron_cfg.tensor_model_parallel_size"
+PP = "policy.megatron_cfg.pipeline_model_parallel_size"
+
+
+def check(path, *overrides):
+    return preflight(load_recipe(path, overrides).recipe, path)
+
+
+def refusal(path, *overrides):
+    resolved = load_recipe(path, overrides)
+    with pytest.raises(ConfigError) as caught:
+        preflight(resolved.recipe, path)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def model(folder, **changes):
+    """Write T2 with changes and return the override that names it."""
+    path = folder / "model.json"
+    path.write_text(json.dumps({**T2, "vocab_size": 320, **changes}))
+    return f"policy.model_name={path}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "message"),
+    [
+        ({}, 4, f"{TP} is 4, which does not divide the model's key/value heads, 2"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 4}, 2, "attention heads, 3"),
+        ({"hidden_size": 63}, 2, "hidden channels, 63"),
+        ({"intermediate_size": 129}, 2, "MLP channels, 129"),
+        ({"vocab_size": 321}, 2, "vocabulary, 321"),
+    ],
+)
+def test_tensor_parallel_sizes_must_divide(tmp_path, changes, size, message):
+    overrides = [model(tmp_path, **changes), f"{TP}={size}", f"cluster.gpus_per_node={size}"]
+    text = refusal(TINY_MEGATRON, *overrides)
+    assert message in text
+    assert len(text.splitlines()) == 1
+
+
+def test_tensor_parallel_sizes_must_divide_on_dtensor_too():
+    text = refusal(TINY, "policy.dtensor_cfg.tensor_parallel_size=4", "cluster.gpus_per_node=4")
+    assert "policy.dtensor_cfg.tensor_parallel_size is 4, which does not divide" in text
+
+
+def test_sequence_parallelism_splits_the_sequence():
+    odd = ["policy.max_total_sequence_length=63", "policy.make_sequence_length_divisible_by=1"]
+    check(TINY_MEGATRON, *odd)
+    text = refusal(TINY_MEGATRON, *odd, "policy.megatron_cfg.sequence_parallel=true")
+    assert "does not divide the model's sequence length (sequence_parallel), 63" in text
+
+
+def test_pipeline_parallel_size_must_divide_the_layers():
+    check(TINY_MEGATRON, f"{PP}=2", "cluster.gpus_per_node=4")
+    text = refusal(TINY_MEGATRON, f"{PP}=3", f"{TP}=1", "cluster.gpus_per_node=3")
+    assert f"{PP} is 3, which does not divide the model's layers, 2" in text
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "policy.train_global_batch_size=12",
+            "policy.train_global_batch_size is 12, which 2 data-parallel ranks",
+        ),
+        ("policy.train_micro_batch_size=3", "make it a multiple of 6"),
+        ("sft.val_global_batch_size=4", "sft.val_global_batch_size is 4, which 2 data-parallel ranks"),
+        ("cluster.gpus_per_node=3", "3 data-parallel ranks"),
+        ("policy.max_total_sequence_length=513", "is 513, but the model has 512"),
+        (
+            "policy.make_sequence_length_divisible_by=7",
+            "not a multiple of policy.make_sequence_length_divisible_by, 7",
+        ),
+        ("data.train.data_path=data/gone.jsonl", "data.train.data_path: there is no file data/gone.jsonl"),
+        ("data.validation.data_path=data", "data.validation.data_path: there is no file data"),
+        ("policy.model_name=models/tny-llama.json", "the nearest is models/tiny-llama.json"),
+        ("policy.model_name=meta-llama/Lama-3.2-1B", "the nearest is meta-llama/Llama-3.2-1B"),
+        ("policy.init=pretrained", "an architecture alone has no weights; set policy.init=random"),
+    ],
+)
+def test_what_does_not_fit_is_refused(override, message):
+    assert message in refusal(TINY, override)
+
+
+def test_validation_batches_are_not_checked_without_validation():
+    check(TINY, "sft.val_global_batch_size=4", "sft.val_period=0")
+
+
+def test_all_problems_come_in_one_message():
+    text = refusal(TINY, "policy.train_global_batch_size=12", "data.train.data_path=gone.jsonl")
+    assert len(text.splitlines()) == 2
+
+
+def test_an_unknown_family_is_refused(tmp_path):
+    resolved = load_recipe(TINY, [model(tmp_path, model_type="gpt2")])
+    with pytest.raises(ConfigError, match="model_type 'gpt2' is not known"):
+        preflight(resolved.recipe, TINY)
+
+
+def test_bytes_need_their_ids(tmp_path):
+    assert "bytes needs 259 ids, but the model has 256" in refusal(TINY, model(tmp_path, vocab_size=256))
+
+
+def test_the_megatron_backend_builds_no_hybrids():
+    name = "policy.model_name=nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
+    text = refusal(SFT, *MEGATRON, name, "policy.init=random")
+    assert "the megatron backend does not build nemotron_h models" in text
+
+
+def test_targets_are_checked_with_their_key():
+    text = refusal(TINY_LORA, "policy.dtensor_cfg.lora_cfg.target_modules=[q_prj]")
+    assert "policy.dtensor_cfg.lora_cfg.target_modules: 'q_prj' matches no linear" in text
+
+
+def test_a_hub_model_that_is_not_here_is_checked_as_far_as_can_be():
+    facts = check(SFT, "policy.model_name=acme/Unheard-7B")
+    assert facts.model is None
+    assert facts.adapters == ()
+    assert "cannot share" in refusal(
+        SFT, "policy.model_name=acme/Unheard-7B", "policy.train_micro_batch_size=3"
+    )
+    assert "not on this machine" in refusal(SFT, "policy.model_name=acme/Unheard-7B", "policy.init=random")
+
+
+@pytest.mark.parametrize("name", ["/nowhere/model", "./model", "a/b/c", "gone.json"])
+def test_a_path_that_is_not_there_is_no_hub_name(name):
+    assert "not on this machine" in refusal(SFT, f"policy.model_name={name}")
+
+
+def test_a_folder_with_config_is_a_pretrained_model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text((RECIPES / "models/tiny-llama.json").read_text())
+    facts = check(
+        TINY, f"policy.model_name={folder}", "policy.init=pretrained", "policy.tokenizer.name=bytes"
+    )
+    assert facts.total_params == 115_008
+
+
+def test_a_recipe_elsewhere_finds_the_shipped_rows_and_models(tmp_path):
+    path = child(tmp_path, "policy: {init: random}\n")
+    assert preflight(load_recipe(path).recipe, path).total_params == 1_235_814_400
