@@ -68,7 +68,8 @@ def _run_problems(verdict: SuiteVerdict) -> Iterator[_RunProblem]:
             yield _RunProblem(run, run.own_state, "", run.message)
         for check in run.checks:
             if check.state != "PASS":
-                yield _RunProblem(run, check.state, check.name, check.message or check.value)
+                seen = f"{check.value}, " if check.value and check.kind == "check" else ""
+                yield _RunProblem(run, check.state, check.name, f"{seen}{check.message}")
 
 
 def _merged(group: Sequence[_RunProblem]) -> Problem:

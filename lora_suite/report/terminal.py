@@ -146,23 +146,30 @@ def _shortened(value: str) -> str:
 def _problem_lines(found: Sequence[Problem], room: int, console: Console) -> list[Text]:
     """Every problem in one line at least; lines to spare show more of the messages, from the first on."""
     shown = found if len(found) <= room else found[: room - 1]
-    spare = room - len(found)
+    spare = max(room - len(found), 0)
     lines: list[Text] = []
     for problem in shown:
-        whole = list(_problem_text(problem, problem.message).wrap(console, console.width))
-        extra = min(max(spare, 0), len(whole) - 1)
-        spare -= extra
-        kept = whole[: 1 + extra]
-        if len(kept) < len(whole):
-            kept[-1].rstrip()
-            kept[-1].truncate(console.width - 2)
-            kept[-1].append(" …")
-        lines += kept
+        own = _fitted(problem, 1 + spare, console)
+        spare -= len(own) - 1
+        lines += own
     if len(shown) < len(found):
         hidden = Counter(problem.state for problem in found[len(shown) :])
         counts = ", ".join(f"{number} {state}" for state, number in hidden.items())
         lines.append(Text(f"… and {counts} more in verdict.json", style="dim"))
     return lines
+
+
+def _fitted(problem: Problem, room: int, console: Console) -> list[Text]:
+    """A problem in at most `room` lines: what it is, and of a quoted log the end, which says most."""
+    what, *log = problem.message.splitlines() or [""]
+    head = list(_problem_text(problem, what).wrap(console, console.width))
+    if len(head) > room:
+        head = head[:room]
+        head[-1].rstrip()
+        head[-1].truncate(console.width - 2)
+        head[-1].append(" …")
+    tail = [Text(line) for line in log]
+    return [*head, *tail[max(len(tail) - (room - len(head)), 0) :]]
 
 
 def _problem_text(problem: Problem, message: str) -> Text:

@@ -84,20 +84,20 @@ def test_a_pair_without_any_verdict_on_its_checks_still_has_a_row():
 class TestProblems:
     """Everything that is not PASS is named."""
 
-    def failing(self, count: int = 4, message: str = "does not hold: 3.1 < 2") -> SuiteVerdict:
+    def failing(self, count: int = 4, message: str = "misses its limit by 55 %") -> SuiteVerdict:
         """One case whose runs fail their check."""
         verdict = suite()
         for each in verdict.runs[:count]:
             each.state = "FAIL"
-            each.checks = [check("FAIL", message=message)]
+            each.checks = [check("FAIL", value="3.1", message=message)]
         return verdict
 
     def test_repeats_are_taken_together_on_a_terminal(self):
         (line,) = [line for line in lines(self.failing(), 160) if line.startswith("FAIL") and "run" in line]
-        assert line == f'FAIL {CASES[0]} run 1-4: last(data["train/loss"]) < 2: does not hold: 3.1 < 2'
+        assert line == f'FAIL {CASES[0]} run 1-4: last(data["train/loss"]) < 2: 3.1, misses its limit by 55 %'
 
     def test_and_listed_one_by_one_elsewhere(self):
-        found = [line for line in lines(self.failing(), terminal=False) if "does not hold" in line]
+        found = [line for line in lines(self.failing(), terminal=False) if "misses its limit" in line]
         assert [line.split(":")[0][-5:] for line in found] == ["run 1", "run 2", "run 3", "run 4"]
 
     def test_nothing_is_cut_where_there_is_no_terminal(self):
@@ -135,6 +135,15 @@ class TestProblems:
         text = lines(verdict)
         assert "  [red]boom[/red]" in text
         assert "  ValueError: [1, 2]" in text
+
+    def test_of_a_long_log_the_end_is_shown(self):
+        log = "\n".join(f"  line {number}" for number in range(1, 21))
+        verdict = suite()
+        verdict.runs[0] = run(state="ERROR", own_state="ERROR", checks=[], message=f"crashed: x\n{log}")
+        text = lines(verdict)
+        assert len(text) == 20
+        assert text[-3] == "  line 20"
+        assert "  line 1" not in text
 
     def test_runs_that_broke_differently_are_different_problems(self):
         verdict = suite()
