@@ -23,31 +23,37 @@ def main(run_dir: Path) -> NoReturn:
     """Train, and leave with the exit status.
 
     0: trained. 1: crashed. 2: the recipe or its data are wrong. 4: a resumed training was already at its end.
-    A failure leaves failure.RANK.json. The process ends at once, without Python's tear-down: a failed rank
-    would wait there for peers that wait for it.
+    143: told to stop. A failure leaves failure.RANK.json. The process ends at once, without Python's
+    tear-down: a failed rank would wait there for peers that wait for it.
     """
     signal.signal(signal.SIGTERM, _leave_orderly)
     program = Program(run_dir)
     try:
         status = program.run()
+    except SystemExit as stop:
+        status = int(stop.code or 0)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        status = _failed(program, error, CONFIGURATION)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        status = _failed(program, str(error), CONFIGURATION)
     except Exception as error:
         traceback.print_exc()
-        status = _failed(program, error, CRASHED)
+        status = _failed(program, _one_line(error), CRASHED)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
-def _failed(program: Program, error: Exception, status: int) -> int:
-    text = str(error).strip() or "no message"
-    message = text.splitlines()[0] if not isinstance(error, ConfigError) else text
-    kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
-    failure = Failure(int(os.environ.get("RANK", "0")), program.step, kind + message, time.time())
-    failure.write(program.run_dir)
+def _failed(program: Program, message: str, status: int) -> int:
+    """Leave this rank's last words; return the exit status."""
+    rank = int(os.environ.get("RANK", "0"))
+    Failure(rank, program.step, message, time.time()).write(program.run_dir)
     return status
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0]}"
 
 
 def _leave_orderly(number: int, frame: FrameType | None) -> NoReturn:

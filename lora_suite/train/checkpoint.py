@@ -84,7 +84,8 @@ class Checkpoints:
         final = self.folder / f"step_{meta.step}"
         temporary = final.with_suffix(".tmp")
         if self._topology.rank == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
+            for cut_short in self.folder.glob("step_*.tmp"):
+                shutil.rmtree(cut_short)
             temporary.mkdir(parents=True)
         self._barrier()
         torch.save(dict(state), temporary / f"rank_{self._topology.rank}.pt")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,9 +52,9 @@ class Run:
         return Program(self.folder, backend).run()
 
     @property
-    def metrics(self) -> dict[str, dict[str, float | None]]:
+    def metrics(self) -> dict[str, dict[str, Any]]:
         """Content of metrics.json."""
-        content: dict[str, dict[str, float | None]] = json.loads((self.folder / "metrics.json").read_text())
+        content: dict[str, dict[str, Any]] = json.loads((self.folder / "metrics.json").read_text())
         return content
 
     @property

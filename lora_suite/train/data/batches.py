@@ -7,13 +7,14 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 import torch
 
 from lora_suite.config.schema import Recipe
 from lora_suite.train.batch import IGNORED, MicroBatch
-from lora_suite.train.data.examples import Example
+from lora_suite.train.data.examples import Example, ExamplePool
 from lora_suite.train.topology import Axis
 
 
@@ -95,47 +96,51 @@ class Slicing:
 
 
 def plan_steps(
-    examples: Sequence[Example], batch_size: int, steps: int, epochs: int, seed: int | None
+    pool: ExamplePool, rows: Sequence[int], batch_size: int, steps: int, epochs: int, seed: int | None
 ) -> list[GlobalBatch]:
     """Global batches of the training: at most `steps` of them, and at most `epochs` passes over the rows.
 
-    seed: of the permutations, one for each epoch (None: the file's order). Rows that do not fill a batch at
-    the end of an epoch are left out of it.
+    rows: indices of the rows to train on. seed: of the permutations, one for each epoch (None: the order of
+    the data set). Rows that do not fill a batch at the end of an epoch are left out of it.
     """
     batches: list[GlobalBatch] = []
-    per_epoch = len(examples) // batch_size
-    for epoch in range(epochs if per_epoch else 0):
-        order = _order(len(examples), seed, epoch)
-        for start in range(0, per_epoch * batch_size, batch_size):
-            if len(batches) == steps:
-                return batches
-            rows = order[start : start + batch_size]
-            batches.append(GlobalBatch(tuple(examples[row] for row in rows)))
+    for epoch in range(epochs):
+        if len(batches) == steps or (epoch and not batches):
+            break
+        examples = pool.usable(_order(rows, seed, epoch))
+        while len(batches) < steps:
+            batch = tuple(islice(examples, batch_size))
+            if len(batch) < batch_size:
+                break
+            batches.append(GlobalBatch(batch))
     return batches
 
 
-def _order(rows: int, seed: int | None, epoch: int) -> list[int]:
+def _order(rows: Sequence[int], seed: int | None, epoch: int) -> Sequence[int]:
     if seed is None:
-        return list(range(rows))
+        return rows
     generator = np.random.Generator(np.random.PCG64([seed, epoch]))
-    order: list[int] = generator.permutation(rows).tolist()
+    order: list[int] = generator.permutation(np.asarray(rows)).tolist()
     return order
 
 
 def plan_validation(
-    examples: Sequence[Example], batch_size: int, limit: int, pad_id: int
+    pool: ExamplePool, rows: Sequence[int], batch_size: int, limit: int, pad_id: int
 ) -> list[GlobalBatch]:
-    """All rows (or the first `limit` batches, where it is not 0) in the file's order.
+    """All rows (or the first `limit` batches, where it is not 0) in the order of the data set.
 
     The last batch is filled with rows without labels: every rank must make the same number of forward passes,
     and such rows change neither the summed loss nor the count of tokens.
     """
     empty = Example(np.array([pad_id], dtype=np.int64), np.array([IGNORED], dtype=np.int64))
-    batches = []
-    for start in range(0, len(examples), batch_size):
-        rows = tuple(examples[start : start + batch_size])
-        batches.append(GlobalBatch(rows + (empty,) * (batch_size - len(rows))))
-    return batches[:limit] if limit else batches
+    batches: list[GlobalBatch] = []
+    examples = pool.usable(rows)
+    while not limit or len(batches) < limit:
+        batch = tuple(islice(examples, batch_size))
+        if not batch:
+            break
+        batches.append(GlobalBatch(batch + (empty,) * (batch_size - len(batch))))
+    return batches
 
 
 def slicing_of(recipe: Recipe, micro_batch_size: int, pad_id: int) -> Slicing:

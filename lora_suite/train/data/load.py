@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from lora_suite.config import ConfigError
-from lora_suite.config.schema import Recipe
+from lora_suite.config.schema import Dataset, Recipe
 from lora_suite.train.data.batches import (
     GlobalBatch,
     Slicing,
@@ -17,8 +18,8 @@ from lora_suite.train.data.batches import (
     plan_validation,
     slicing_of,
 )
-from lora_suite.train.data.examples import Encoding, encode_rows
-from lora_suite.train.data.rows import Row, read_rows
+from lora_suite.train.data.examples import Encoding, ExamplePool
+from lora_suite.train.data.rows import read_rows
 from lora_suite.train.data.tokenizer import load_tokenizer
 
 
@@ -27,7 +28,8 @@ class TrainingData:
     """Global batches of every step and of a validation, how they are cut, and what became of the rows.
 
     steps[k - 1] is the batch of step k, so the position in the data is the step. validation: empty without
-    validation rows. counts: rows, truncated, dropped_no_target, and the same of the validation rows.
+    validation rows. counts: what became of the rows, see `ExamplePool.counts`; those of a validation set of
+    its own begin with `validation_`.
     """
 
     steps: list[GlobalBatch]
@@ -38,58 +40,62 @@ class TrainingData:
 
 
 def load_data(recipe: Recipe, recipe_path: Path) -> TrainingData:
-    """Read, tokenize and order the rows of a recipe.
+    """Read the rows of a recipe, order them, and tokenize those that the steps need.
 
-    Every rank loads all of it: that the batches are the same everywhere then needs no communication, and the
+    Every rank does all of it: that the batches are the same everywhere then needs no communication, and the
     number of supervised tokens of a global batch is known before its first forward. Raises ConfigError.
     """
-    policy, data = recipe.policy, recipe.data
+    policy, data, sft = recipe.policy, recipe.data, recipe.sft
     tokenizer = load_tokenizer(policy.tokenizer.name, recipe_path)
     encoding = Encoding(tokenizer, data.add_bos, data.add_eos, data.max_input_seq_length)
-    train_rows, validation_rows = _rows(recipe, recipe_path)
-    train = encode_rows(train_rows, encoding)
-    validation = encode_rows(validation_rows, encoding)
-    batch_size = policy.train_global_batch_size
-    if len(train.kept) < batch_size:
-        raise ConfigError(
-            f"data.train: {len(train.kept)} of {train.rows} rows have something to learn, but "
-            f"policy.train_global_batch_size is {batch_size}; give more rows, a smaller batch, or a larger "
-            f"data.max_input_seq_length (now {data.max_input_seq_length})"
-        )
-    if validation.rows and not validation.kept:
-        raise ConfigError(
-            f"data.validation: none of {validation.rows} rows has something to learn; "
-            f"data.max_input_seq_length is {data.max_input_seq_length}"
-        )
-    sft = recipe.sft
+    pool = ExamplePool(read_rows(data.train, recipe_path, "data.train"), encoding)
+    train_rows, held_out = _split(len(pool), data.train)
+    validation_pool, validation_rows = pool, held_out
+    if data.validation is not None:
+        validation_pool = ExamplePool(read_rows(data.validation, recipe_path, "data.validation"), encoding)
+        validation_rows = range(len(validation_pool))
+
     seed = sft.seed if data.shuffle else None
-    counts = {"rows": train.rows, "truncated": train.truncated, "dropped_no_target": train.dropped_no_target}
-    if validation.rows:
-        counts |= {
-            "validation_rows": validation.rows,
-            "validation_truncated": validation.truncated,
-            "validation_dropped_no_target": validation.dropped_no_target,
-        }
+    batch_size = policy.train_global_batch_size
+    steps = plan_steps(pool, train_rows, batch_size, sft.max_num_steps, sft.max_num_epochs, seed)
+    if not steps:
+        raise ConfigError(_too_few(recipe, pool))
+    validation: list[GlobalBatch] = []
+    if sft.val_period or sft.val_at_start or sft.val_at_end:
+        validation = plan_validation(
+            validation_pool, validation_rows, sft.val_global_batch_size, sft.val_batches, tokenizer.pad_id
+        )
+        if not validation:
+            raise ConfigError(
+                f"validation: none of {len(validation_rows)} rows has a token to learn; cut later "
+                f"(data.max_input_seq_length is {data.max_input_seq_length}) or give other rows"
+            )
+    counts = pool.counts
+    if validation_pool is not pool:
+        counts |= {f"validation_{name}": count for name, count in validation_pool.counts.items()}
     return TrainingData(
-        steps=plan_steps(train.kept, batch_size, sft.max_num_steps, sft.max_num_epochs, seed),
-        validation=plan_validation(
-            validation.kept, sft.val_global_batch_size, sft.val_batches, tokenizer.pad_id
-        ),
+        steps=steps,
+        validation=validation,
         slicing=slicing_of(recipe, policy.train_micro_batch_size, tokenizer.pad_id),
         validation_slicing=slicing_of(recipe, sft.val_micro_batch_size, tokenizer.pad_id),
         counts=counts,
     )
 
 
-def _rows(recipe: Recipe, recipe_path: Path) -> tuple[list[Row], list[Row]]:
-    """Training and validation rows; the latter are cut off the training rows where the recipe says so."""
-    data = recipe.data
-    train = read_rows(data.train, recipe_path, "data.train")
-    if data.validation is not None:
-        return train, read_rows(data.validation, recipe_path, "data.validation")
-    held_out = int(len(train) * data.train.split_validation_size)
+def _too_few(recipe: Recipe, pool: ExamplePool) -> str:
+    counts = pool.counts
+    return (
+        f"data.train: {counts['examined'] - counts['dropped_no_target']} of {counts['examined']} rows have a "
+        f"token to learn, too few for one batch (policy.train_global_batch_size is "
+        f"{recipe.policy.train_global_batch_size}); give more rows, or cut later "
+        f"(data.max_input_seq_length is {recipe.data.max_input_seq_length})"
+    )
+
+
+def _split(rows: int, dataset: Dataset) -> tuple[Sequence[int], Sequence[int]]:
+    """Indices of the rows to train on and of those that are held out for validation."""
+    held_out = int(rows * dataset.split_validation_size)
     if not held_out:
-        return train, []
-    generator = np.random.Generator(np.random.PCG64(data.train.seed))
-    order = generator.permutation(len(train)).tolist()
-    return [train[row] for row in sorted(order[held_out:])], [train[row] for row in sorted(order[:held_out])]
+        return range(rows), ()
+    order = np.random.Generator(np.random.PCG64(dataset.seed)).permutation(rows).tolist()
+    return sorted(order[held_out:]), sorted(order[:held_out])

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lora_suite.config import ConfigError
 from lora_suite.config.schema import Dataset
@@ -21,16 +21,26 @@ class Row:
     response: str
 
 
-def read_rows(dataset: Dataset, recipe_path: Path, key: str) -> list[Row]:
-    """Read all rows of a data set; `key` is its place in the recipe (``data.train``), for messages.
+class Rows(Protocol):
+    """The rows of a data set, by index from 0."""
 
-    Raises ConfigError naming file and line for a row that is not a prompt and a response.
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Row: ...
+
+
+def read_rows(dataset: Dataset, recipe_path: Path, key: str) -> Rows:
+    """The rows of a data set; `key` is its place in the recipe (``data.train``), for messages.
+
+    A row that is not a prompt and a response is a ConfigError naming file and line: here for a file, when it
+    is asked for in a data set of the hub.
     """
+    rows: Rows
     if dataset.data_path is not None:
         rows = list(_read_jsonl(dataset.data_path, dataset, recipe_path, key))
         source = f"{key}.data_path: {dataset.data_path}"
     else:
-        rows = list(_read_hub(dataset, key))
+        rows = HubRows(dataset, key)
         source = f"{key}.dataset_name: {dataset.dataset_name}"
     if not rows:
         raise ConfigError(f"{source} has no rows")
@@ -57,21 +67,30 @@ def _read_jsonl(path: str, dataset: Dataset, recipe_path: Path, key: str) -> Ite
             yield _to_row(value, dataset, place, key)
 
 
-def _read_hub(dataset: Dataset, key: str) -> Iterator[Row]:
-    from datasets import load_dataset
-    from datasets.exceptions import DatasetNotFoundError
+class HubRows:
+    """The rows of a data set of the hub, read when they are asked for."""
 
-    name, split = dataset.dataset_name, dataset.split or "train"
-    try:
-        loaded = load_dataset(name, split=split)
-    except (DatasetNotFoundError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"{key}.dataset_name: cannot load {name!r}, split {split!r} ({reason}); "
-            f"a local JSONL file goes into {key}.data_path"
-        ) from error
-    for number, value in enumerate(loaded):
-        yield _to_row(value, dataset, f"{name} ({split}) row {number}", key)
+    def __init__(self, dataset: Dataset, key: str) -> None:
+        from datasets import load_dataset
+        from datasets.exceptions import DatasetNotFoundError
+
+        self._dataset = dataset
+        self._key = key
+        self._name = f"{dataset.dataset_name} ({dataset.split or 'train'})"
+        try:
+            self._loaded: Any = load_dataset(dataset.dataset_name, split=dataset.split or "train")
+        except (DatasetNotFoundError, OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(
+                f"{key}.dataset_name: cannot load {self._name} ({reason}); "
+                f"a JSONL file goes into {key}.data_path"
+            ) from error
+
+    def __len__(self) -> int:
+        return len(self._loaded)
+
+    def __getitem__(self, index: int, /) -> Row:
+        return _to_row(self._loaded[index], self._dataset, f"{self._name} row {index}", self._key)
 
 
 def _to_row(value: Any, dataset: Dataset, place: str, key: str) -> Row:

@@ -139,7 +139,8 @@ class AdapterBank:
             betas=kwargs.betas,
             eps=kwargs.eps,
             weight_decay=kwargs.weight_decay,
-            fused=self.master.is_cuda,
+            foreach=kwargs.foreach,
+            fused=self.master.is_cuda and not kwargs.foreach if kwargs.fused is None else kwargs.fused,
         )
 
     # -- one step -------------------------------------------------------------------------------------------
@@ -237,6 +238,8 @@ class AdapterBank:
         for slot in self.slots:
             self.master[slot.start : slot.stop] = factors[slot.key]
         self.publish()
-        self._optimizer.load_state_dict(state["optimizer"])
+        # The moments are the checkpoint's; betas, weight decay and the like stay the recipe's.
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
         if self.generator is not None:
             self.generator.set_state(state["dropout"])

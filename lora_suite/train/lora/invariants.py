@@ -47,6 +47,9 @@ class InvariantChecks:
         self._first_step = first_step
         self._master_before = bank.master.clone()
         self.frozen_before = frozen_before if frozen_before is not None else backend.frozen_fingerprint()
+        # The factor beside one that starts at zero gets its first gradient one step later.
+        a_is_zero = bank.adapters[0].spec.a_init == "zero"
+        self._due = {1: "a", 2: "b"} if a_is_zero else {1: "b", 2: "a"}
         self._largest: torch.Tensor | None = None
         self._received: set[str] = set()
         self._base_loss: float | None = None
@@ -92,12 +95,9 @@ class InvariantChecks:
         # NaN is a gradient too, and shows up as a loss that is not finite.
         has_gradient = [value != 0.0 for value in self._largest.tolist()]
         self._largest = None
-        here = {slot.key for slot, has in zip(self._bank.slots, has_gradient, strict=True) if has}
-        self._received |= here
-        if step == 1:
-            self._check_gradients("b_gradients_step1", "b", here, "at step 1")
-        if step == 2:
-            self._check_gradients("a_gradients_step2", "a", self._received, "by step 2")
+        self._received |= {slot.key for slot, has in zip(self._bank.slots, has_gradient, strict=True) if has}
+        if step in self._due:
+            self._check_gradients(self._due[step], step)
         self._update_coverage()
 
     def after_training(self, steps_done: int) -> None:
@@ -129,11 +129,14 @@ class InvariantChecks:
         equal = math.isclose(loss, self._base_loss, rel_tol=tolerance)
         self._record(name, equal, f"{loss:.8g} {what}, {self._base_loss:.8g} without adapters")
 
-    def _check_gradients(self, name: str, factor: str, received: set[str], when: str) -> None:
+    def _check_gradients(self, factor: str, step: int) -> None:
+        name = {"a": "a_gradients_step2", "b": "b_gradients_step1"}[factor]
         missing = [
-            slot.key for slot in self._bank.slots if slot.factor == factor and slot.key not in received
+            slot.key for slot in self._bank.slots if slot.factor == factor and slot.key not in self._received
         ]
-        self._record_missing(name, missing, f"every {factor.upper()} had a gradient on every rank {when}")
+        self._record_missing(
+            name, missing, f"every {factor.upper()} had a gradient on every rank by step {step}"
+        )
 
     def _update_coverage(self) -> None:
         mine = {adapter.name for adapter in self._bank.adapters}
@@ -143,8 +146,7 @@ class InvariantChecks:
 
     def _check_moved(self, steps_done: int) -> None:
         moved = self._bank.largest(self._bank.master - self._master_before).tolist()
-        # With B at zero, A gets its first gradient at step 2.
-        factors = {"b"} if steps_done < 2 else {"a", "b"}
+        factors = {self._due[1]} if steps_done < 2 else {"a", "b"}
         still = [
             slot.key
             for slot, distance in zip(self._bank.slots, moved, strict=True)
