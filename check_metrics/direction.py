@@ -13,6 +13,7 @@ from check_metrics.syntax import (
     Call,
     Compare,
     Constant,
+    Contains,
     Extremum,
     Junction,
     Negative,
@@ -52,7 +53,7 @@ def orient(node: Truth, *, negated: bool = False) -> Truth:
             op = _NEGATED[op] if negated else op
             below: Side = {"<": True, ">": False}.get(op[0])
             return Compare(op, _oriented(left, below), _oriented(right, _flipped(below)))
-        case Predicate():
+        case Predicate() | Contains():
             return Not(node) if negated else node
 
 

@@ -28,6 +28,7 @@ from check_metrics.syntax import (
     Call,
     Compare,
     Constant,
+    Contains,
     Extremum,
     Junction,
     Negative,
@@ -37,6 +38,7 @@ from check_metrics.syntax import (
     SeriesRef,
     StepValue,
     Truth,
+    Window,
     Worst,
     reads_series,
 )
@@ -88,7 +90,9 @@ class Evaluator:
             case Compare():
                 return self._compared(node)
             case Predicate(call=predicate):
-                return bool(self._called(predicate))
+                return self._all_finite(predicate)
+            case Contains(series=ref, step=step):
+                return self._contains(ref, step)
             case Not(operand=operand):
                 return not self.truth(operand)
             case Junction(conjunction=conjunction, operands=operands):
@@ -125,6 +129,21 @@ class Evaluator:
         self.comparisons.append(Comparison(left, node.op, right, holds, margin, value_is_left))
         return holds
 
+    def _all_finite(self, predicate: Call) -> bool:
+        (ref,) = predicate.series
+        window = self._windowed(ref, predicate.window)
+        if not window.finite:
+            self.notes.append(f"{ref} is not finite at step {describe_steps(window.nonfinite_steps())}")
+        return window.finite
+
+    def _contains(self, ref: SeriesRef, step: int) -> bool:
+        series = self._series(ref)
+        if series.at(step) is not None:
+            self._step_value(ref, step)
+            return True
+        self.notes.append(f"{ref} has no step {step}; it has {describe_steps(series.steps)}")
+        return False
+
     def _step_value(self, ref: SeriesRef, step: int) -> float:
         series = self._series(ref)
         value = series.at(step)
@@ -137,22 +156,17 @@ class Evaluator:
     def _called(self, node: Call) -> float:
         function = FUNCTIONS[node.function]
         argument = None if node.argument is None else self.number(node.argument)
-        closed = node.explicit and node.start is not None and node.start > 0 and node.end > 0
-        windows = [
-            self._window(ref, node.start, node.end, closed, judge_values=node.function != "all_finite")
-            for ref in node.series
-        ]
+        windows = [self._finite(ref, self._windowed(ref, node.window)) for ref in node.series]
         if function.series == 2:
             windows = self._matched(node, windows)
         return call(function, windows, argument)
 
     def _worst(self, node: Worst) -> float:
         names = self._matching(node.series)
-        closed = node.start is not None and node.start > 0 and node.end > 0
         found: list[tuple[float, int, str]] = []
         for name in names:
             ref = SeriesRef(node.series.arm, name, node.series.column)
-            window = self._window(ref, node.start, node.end, closed)
+            window = self._finite(ref, self._windowed(ref, node.window))
             value = max(window.values) if node.highest else min(window.values)
             found.append((value, window.steps[window.values.index(value)], name))
         value, step, name = (max if node.highest else min)(found, key=lambda each: each[0])
@@ -184,16 +198,13 @@ class Evaluator:
         more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
         return f"there are {shown}{more}"
 
-    def _window(
-        self, ref: SeriesRef, start: int | None, end: int, closed: bool, *, judge_values: bool = True
-    ) -> Series:
-        """The judged part of a series: complete, not empty and, if `judge_values`, finite."""
+    def _windowed(self, ref: SeriesRef, asked: Window) -> Series:
+        """The part of a series that is judged: complete and not empty."""
         series = self._series(ref)
-        window = series.window(start, end)
+        window = series.window(asked.start, asked.end)
         if is_per_step(ref.metric):
             cuts = self._warmup_ranges()
-            first, stop = self._expected(series, start, end, closed)
-            holes = cut_ranges(series.missing(first, stop), cuts)
+            holes = cut_ranges(series.missing(*self._expected(series, asked)), cuts)
             if holes:
                 raise DataError(f"{ref} misses step {describe_ranges(holes)}, inside the window")
             whole, window = window, window.without(cuts)
@@ -202,22 +213,22 @@ class Evaluator:
                 self.notes.append(f"{ref}: warm-up step {describe_steps(dropped)} left out")
         if not window.steps:
             raise DataError(f"{ref} has no value in the window; it has step {describe_steps(series.steps)}")
-        return self._finite(ref, window) if judge_values else window
+        return window
 
-    def _expected(self, series: Series, start: int | None, end: int, closed: bool) -> tuple[int, int]:
-        """Which steps (first, exclusive end) a per-step series must have for this window.
+    def _expected(self, series: Series, asked: Window) -> tuple[int, int]:
+        """Which steps (first, exclusive end) a per-step series must have for a window.
 
         The file of a resumed run may hold its own steps only, so an open window begins with the first
         recorded step, unless the segments are known and none begins there. A window whose two ends are named
         must be there as named.
         """
-        first, stop = series.bounds(start, end)
-        if closed:
+        first, stop = series.bounds(asked.start, asked.end)
+        if asked.is_closed:
             return first, stop
         origin = series.steps[0]
         if self.segments and origin not in self.segments:
             origin = min(origin, *self.segments)
-        return (origin if start is None else max(first, origin)), stop
+        return (origin if asked.start is None else max(first, origin)), stop
 
     def _warmup_ranges(self) -> list[range]:
         return [range(first, first + self.warmup) for first in sorted({1, *self.segments})]

@@ -168,6 +168,7 @@ FUNCTIONS: dict[str, Function] = {
     "std": Function(std, first_step=1),
     "slope": Function(slope, first_step=1),
     "count": Function(count),
+    "len": Function(count),
     "first": Function(first),
     "last": Function(last),
     "all_finite": Function(all_finite),

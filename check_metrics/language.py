@@ -19,6 +19,7 @@ from check_metrics.syntax import (
     Call,
     Compare,
     Constant,
+    Contains,
     Expression,
     Extremum,
     Junction,
@@ -29,6 +30,7 @@ from check_metrics.syntax import (
     SeriesRef,
     StepValue,
     Truth,
+    Window,
     Worst,
     reads_series,
 )
@@ -139,6 +141,9 @@ class _Reader:
     def truth(self, node: ast.expr) -> Truth:
         """A part that holds or does not."""
         match node:
+            case ast.Compare(left=step, ops=[ast.In() | ast.NotIn() as op], comparators=[series]):
+                contains = Contains(self.series(series), self._step(step))
+                return Not(contains) if isinstance(op, ast.NotIn) else contains
             case ast.Compare():
                 return self._comparison(node)
             case ast.BoolOp(op=op, values=values):
@@ -264,14 +269,8 @@ class _Reader:
             raise self.refusal(node, f'{name} reads {function.series} series first, data["train/loss"]')
         series = tuple(map(self.series, node.args[: function.series]))
         given = self._parameters(node, name, function.parameters, node.args[function.series :])
-        return Call(
-            name,
-            series,
-            self._window_step(given.get(RANGE_START), function.first_step),
-            self._window_step(given.get(RANGE_END), 0) or 0,
-            RANGE_START in given,
-            self._argument(node, name, function, given),
-        )
+        argument = self._argument(node, name, function, given)
+        return Call(name, series, self._window(given, function.first_step), argument)
 
     def _worst(self, node: ast.Call) -> Worst:
         match node.args:
@@ -282,8 +281,7 @@ class _Reader:
             case _:
                 raise self.refusal(node, 'worst takes a glob of metrics first, "ray/node.*.gpu.*.mem_gb"')
         given = self._parameters(node, "worst", (RANGE_START, RANGE_END), rest)
-        start = self._window_step(given.get(RANGE_START), None)
-        return Worst(ref, start, self._window_step(given.get(RANGE_END), 0) or 0, highest=True)
+        return Worst(ref, self._window(given, None), highest=True)
 
     def _parameters(
         self, node: ast.Call, name: str, parameters: tuple[str, ...], positional: list[ast.expr]
@@ -319,9 +317,12 @@ class _Reader:
             raise self.refusal(part, f"{function.argument} must be a constant from {low:g} to {high:g}")
         return number
 
-    def _window_step(self, part: ast.expr | None, default: int | None) -> int | None:
-        if part is None:
-            return default
+    def _window(self, given: dict[str, ast.expr], first_step: int | None) -> Window:
+        start = self._window_end(given[RANGE_START]) if RANGE_START in given else first_step
+        end = self._window_end(given[RANGE_END]) if RANGE_END in given else 0
+        return Window(start, end, is_closed=RANGE_START in given and (start or 0) > 0 and end > 0)
+
+    def _window_end(self, part: ast.expr) -> int:
         number = self.number(part)
         if not (isinstance(number, Constant) and number.value.is_integer() and abs(number.value) <= MAX_STEP):
             raise self.refusal(part, "an end of a window must be a whole constant number, a step")

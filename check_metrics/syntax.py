@@ -37,19 +37,24 @@ class StepValue:
 
 
 @dataclass(frozen=True)
-class Call:
-    """A listed function on the windows of one or two series; `start` None begins with the first recorded
-    step.
+class Window:
+    """Steps of a series, as `Series.bounds` reads `start` and `end`.
 
-    `explicit` says that the check itself names the start, so that a window closed on both sides must be
-    complete.
+    `is_closed` says that the check itself names both ends as steps, so that every step between must be there.
     """
+
+    start: int | None
+    end: int
+    is_closed: bool
+
+
+@dataclass(frozen=True)
+class Call:
+    """A listed function on the windows of one or two series; `argument` is its own parameter, if any."""
 
     function: str
     series: tuple[SeriesRef, ...]
-    start: int | None
-    end: int
-    explicit: bool
+    window: Window
     argument: "Number | None"
 
 
@@ -58,8 +63,7 @@ class Worst:
     """Highest (or lowest) value of every series that matches the glob `series.metric`."""
 
     series: SeriesRef
-    start: int | None
-    end: int
+    window: Window
     highest: bool
 
 
@@ -111,6 +115,14 @@ class Predicate:
 
 
 @dataclass(frozen=True)
+class Contains:
+    """`"step" in arm["metric"]`: the step has a value."""
+
+    series: SeriesRef
+    step: int
+
+
+@dataclass(frozen=True)
 class Not:
     """`not operand`."""
 
@@ -126,7 +138,7 @@ class Junction:
 
 
 Number = Constant | StepValue | Call | Worst | Arithmetic | Negative | Absolute | Extremum
-Truth = Compare | Predicate | Not | Junction
+Truth = Compare | Predicate | Contains | Not | Junction
 Node = Number | Truth
 
 
@@ -170,7 +182,7 @@ class Expression:
         return frozenset(
             (node.series.arm, node.series.metric, node.step)
             for node in walk(self.tree)
-            if isinstance(node, StepValue)
+            if isinstance(node, StepValue | Contains)
         )
 
     @cached_property
@@ -242,7 +254,7 @@ def _children(node: Node) -> tuple[Node, ...]:
 
 def _references(node: Node) -> tuple[SeriesRef, ...]:
     match node:
-        case StepValue() | Worst():
+        case StepValue() | Contains() | Worst():
             return (node.series,)
         case Call():
             return node.series
@@ -252,10 +264,10 @@ def _references(node: Node) -> tuple[SeriesRef, ...]:
 
 def _named_steps(node: Node) -> tuple[int, ...]:
     match node:
-        case StepValue(step=step):
+        case StepValue(step=step) | Contains(step=step):
             named: tuple[int, ...] = (step,)
-        case Call(start=start, end=end) | Worst(start=start, end=end):
-            named = (start or 0, end - 1)
+        case Call(window=window) | Worst(window=window):
+            named = (window.start or 0, window.end - 1)
         case _:
             return ()
     return named if any(is_keyed_by_step(ref.metric) for ref in _references(node)) else ()
@@ -268,5 +280,11 @@ def _pair_form(call: Call, op: str, limit: float) -> PairForm | None:
     if left.arm == right.arm:
         return None
     return PairForm(
-        call.function, (left.arm, left.metric), (right.arm, right.metric), op, limit, call.start, call.end
+        call.function,
+        (left.arm, left.metric),
+        (right.arm, right.metric),
+        op,
+        limit,
+        call.window.start,
+        call.window.end,
     )

@@ -8,7 +8,7 @@ from typing import Literal
 from check_metrics.errors import DataError, ExpressionError, MetricsError
 from check_metrics.evaluation import Comparison, Evaluator
 from check_metrics.series import Series
-from check_metrics.syntax import Expression, Predicate
+from check_metrics.syntax import Expression
 from check_metrics.text import number_text, percent_text, printable
 
 NARROW_MARGIN_PERCENT = 5.0
@@ -68,7 +68,7 @@ def evaluate(
         "PASS" if holds else "FAIL",
         comparisons[0].value if comparisons else holds,
         comparisons,
-        printable("; ".join([*_failures(expression, holds, comparisons), *dict.fromkeys(evaluator.notes)])),
+        printable("; ".join([*_failures(holds, comparisons), *dict.fromkeys(evaluator.notes)])),
     )
 
 
@@ -85,12 +85,10 @@ def comparison_text(comparison: Comparison) -> str:
     return f"{number_text(comparison.left)} {comparison.op} {number_text(comparison.right)}"
 
 
-def _failures(expression: Expression, holds: bool, comparisons: Sequence[Comparison]) -> list[str]:
+def _failures(holds: bool, comparisons: Sequence[Comparison]) -> list[str]:
     if holds:
         return []
-    if not comparisons:
-        return ["not all values are finite" if isinstance(expression.tree, Predicate) else "does not hold"]
-    if len(comparisons) > 1:
+    if len(comparisons) != 1:
         failed = [comparison_text(each) for each in comparisons if not each.holds]
         return [f"does not hold: {', '.join(failed)}" if failed else "does not hold"]
     margin = comparisons[0].margin_percent

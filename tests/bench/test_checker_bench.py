@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 SERIES, STEPS, CHECKS = 100, 10_000, 200
 LIMIT_SECONDS = 2.0
 LIMIT_FILE_SIZES = 6.0
+pytestmark = pytest.mark.slow
 
 # Peak resident size of the whole work less that of the interpreter with everything imported, in bytes.
 # Linux counts the parent's peak into a child's ru_maxrss, so the child asks for the peak of its own memory.

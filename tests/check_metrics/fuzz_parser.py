@@ -28,6 +28,7 @@ CHECKS = (
     'ratio(data["train/loss"], full["train/loss"]) ** 2 <= max(0.8, 1, abs(-3))',
     'not (0 < percentile(data["train/loss"], 95, 1, 0) < 3 or slope(data["train/loss"]) >= 0)',
     'max_rel_diff(data["train/loss"], full["train/loss"]) == std(data["train/loss"]) // 1 % 7',
+    '"50" in data["train/loss"] and not "51" in data["train/loss"] or len(data["train/loss"]) == 50',
 )
 TOKENS = (
     *"()[]{},.:;=<>+-*/%@&|^~!#'\"\\ \n\t0123456789",

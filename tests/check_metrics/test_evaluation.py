@@ -90,11 +90,25 @@ def test_all_finite() -> None:
     good = judge(check, {"x": [1.0, 2.0]})
     bad = judge(check, {"x": {1: 1.0, 2: None}})
     assert (good.status, good.value, good.comparisons) == ("PASS", True, ())
-    assert (bad.status, bad.value, bad.message) == ("FAIL", False, "not all values are finite")
+    assert (bad.status, bad.value) == ("FAIL", False)
+    assert bad.message == 'does not hold; data["x"] is not finite at step 2'
     assert judge('not all_finite(data["x"])', {"x": {1: 1.0, 2: None}}).status == "PASS"
     assert judge('not all_finite(data["x"])', {"x": [1.0]}).message == "does not hold"
     assert judge('all_finite(data["x"], 1, 2)', {"x": {1: 1.0, 2: None}}).status == "PASS"
     assert judge(check, {"x": {}}).status == "FAIL"
+
+
+def test_a_step_in_a_series() -> None:
+    data: dict[str, Steps] = {"validation/accuracy": {0: 0.5, 50: 0.6, 60: None}}
+    assert judge('"50" in data["validation/accuracy"]', data).value is True
+    absent = judge('"10" in data["validation/accuracy"]', data)
+    assert (absent.status, absent.value) == ("FAIL", False)
+    assert absent.message == 'does not hold; data["validation/accuracy"] has no step 10; it has 0, 50, 60'
+    assert judge('"10" not in data["validation/accuracy"]', data).status == "PASS"
+    assert judge('not "50" not in data["validation/accuracy"]', data).status == "PASS"
+    for check in ('"1" in data["none"]', '"1" not in data["none"]', '"60" in data["validation/accuracy"]'):
+        assert judge(check, data).status == "FAIL"
+        assert judge(check, data).value is None
 
 
 # Missing data

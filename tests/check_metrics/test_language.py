@@ -25,6 +25,9 @@ TIME = 'data["timing/train/total_step_time"]'
         'max(data["ray/node.0.gpu.0.mem_gb"]) < 60',
         f"min({LOSS}) > 0",
         f"all_finite({LOSS})",
+        f"len({LOSS}) == 30",
+        f"'50' in {LOSS}",
+        f"'50' not in {LOSS} or {LOSS}['50'] < 3",
         f"abs({LOSS}['1'] - 0.6931) < 0.0005",
         f'({LOSS}["1"] - mean({LOSS}, -6, -1)) / {LOSS}["1"] > 0.20',
         f'mean({LOSS}, -5, -1) < 0.6 * {LOSS}["1"]',
@@ -73,7 +76,12 @@ REFUSED = [
     (f"any(x > 3 for x in {LOSS})", f"any(x > 3 for x in {LOSS})", "no such function"),
     (f"(lambda: 1) < {LOSS}['1']", "lambda: 1", "not part of the language"),
     (f"{LOSS}['1'] is 3", f"{LOSS}['1'] is 3", "only < <= > >= == != compare"),
-    (f"{LOSS}['1'] in 3", f"{LOSS}['1'] in 3", "only < <= > >= == != compare"),
+    (f"{LOSS}['1'] in {LOSS}", f"{LOSS}['1']", "string of digits"),
+    ("'1' in 3", "3", "a series is needed here"),
+    (f"'one' in {LOSS}", "'one'", "string of digits"),
+    ("'x' in data", "data", "a series is needed here"),
+    (f"'1' in {LOSS} < 3", "'1'", "not part of the language"),
+    ("max({**data.get('a', {}), **data.get('b', {})}) == 0", None, None),
     (f"{LOSS}['1'] & 3 < 4", f"{LOSS}['1'] & 3", "only + - * / // % ** compute"),
     (f"~{LOSS}['1'] < 4", f"~{LOSS}['1']", "not part of the language"),
     (f"{LOSS}['1'] < '3'", "'3'", "not part of the language"),
@@ -207,6 +215,12 @@ def test_facts_of_an_expression() -> None:
 )
 def test_highest_named_step(text: str, step: int) -> None:
     assert parse(text).max_step == step
+
+
+def test_a_step_in_a_series_is_a_named_step() -> None:
+    expression = parse('"60" in data["validation/loss"]')
+    assert expression.steps == {("data", "validation/loss", 60)}
+    assert expression.max_step == 60
 
 
 def test_pair_form() -> None:
