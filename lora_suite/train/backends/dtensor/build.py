@@ -31,6 +31,7 @@ from lora_suite.train.backends.dtensor.parallel import (
     shard,
     split_layers,
 )
+from lora_suite.train.backends.dtensor.recompute import recompute_layers
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.lora.spec import DTYPES, LoraSpec
@@ -73,10 +74,8 @@ def build(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch
     wrap = partial(shard, dp_mesh=mesh["dp"], masters=masters, ignored=ignored) if sharded else None
     _place(model, weight_source(recipe, recipe_path, config, device), device, wrap)
     if policy.dtensor_cfg.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
+        recompute_layers(model, bank.generator if bank is not None else None)
     model.train()
-    # Dropout: equal on the tp ranks of a copy of the data, different between copies.
-    torch.manual_seed(recipe.sft.seed + topology.dp.index)
     if bank is None:
         trained = FullParameters(model.named_parameters(), topology, sharded, policy.optimizer)
         return DTensorBackend(model, topology, trained)

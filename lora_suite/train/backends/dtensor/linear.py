@@ -43,9 +43,14 @@ class LoraLinear(nn.Linear):
     def _update(self, x: torch.Tensor) -> torch.Tensor:
         """What the adapter adds; for a DTensor, computed on this rank's shards."""
         if not isinstance(x, DTensor):
-            return cast(torch.Tensor, self.adapter(x))
+            return self._local_update(x)
         placement = self.adapter.placement
         # A shard's gradient is a shard; that of a replicated input is this rank's part of a sum.
         gradient = [Partial()] if placement == "column" else None
-        update = self.adapter(x.to_local(grad_placements=gradient))
+        update = self._local_update(x.to_local(grad_placements=gradient))
         return DTensor.from_local(update, x.device_mesh, [OUTPUT[placement]], run_check=False)
+
+    def _local_update(self, x: torch.Tensor) -> torch.Tensor:
+        """The adapter's output in x's dtype, whatever dtype the adapter multiplies in."""
+        update: torch.Tensor = self.adapter(x.to(self.adapter.a.dtype))
+        return update.to(x.dtype)

@@ -7,7 +7,8 @@ import json
 
 import pytest
 import torch
-from dtensor_ranks import (
+
+from tests.train.dtensor.ranks import (
     LORA,
     TINY,
     Setting,
