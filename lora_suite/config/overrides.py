@@ -49,8 +49,6 @@ def _parse(parser: OverridesParser, text: str) -> Override:
         (override,) = parser.parse_overrides([text])
     except HydraException as error:
         raise ConfigError(f"override {text!r}: {_syntax_hint(text)}") from error
-    except ValueError as error:
-        raise ConfigError(f"override {text!r}: {error}") from error
     if override.is_sweep_override():
         key = str(override.key_or_group)
         raise ConfigError(
@@ -89,6 +87,8 @@ def _set(layered: Layered, override: Override, key: str) -> None:
             wrapped = {part: wrapped}
         rename_aliases(wrapped, {}, f"override {text!r}")
         _, value = lookup(wrapped, key)
+    ancestors = [key[:end] for end, letter in enumerate(key) if letter == "."]
+    replaced = [name for name in ancestors if not isinstance(lookup(layered.tree, name)[1], dict)]
     try:
         OmegaConf.update(layered.config, key, rename_references(value), merge=True, force_add=True)
     except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
@@ -98,7 +98,8 @@ def _set(layered: Layered, override: Override, key: str) -> None:
             layered.origins[f"{key}.{below}"] = f"override {text!r}"
     else:
         layered.forget(key)
-    layered.origins[key] = f"override {text!r}"
+    for name in (*replaced, key):
+        layered.origins[name] = f"override {text!r}"
 
 
 def _delete(layered: Layered, override: Override, key: str) -> None:

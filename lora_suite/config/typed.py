@@ -51,8 +51,6 @@ def to_recipe(
             key = ".".join(str(part) for part in entry["loc"])
             if key not in failures:
                 problems.setdefault(key, _problem(entry["type"], key, entry, deleted))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"a value that JSON cannot express: {error}") from error
     problems = problems or dict(failures)
     if problems:
         lines = [f"{origin(key)}: {text}" for key, text in problems.items()]

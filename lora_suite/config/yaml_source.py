@@ -41,6 +41,15 @@ for _kind, _pattern, _first in _SCALARS:
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), _starts)
 
 
+# Tags that JSON has no word for (binary, set, timestamp, …) are refused like unknown ones.
+_CORE = ("str", "bool", "int", "float", "null", "seq", "map")
+_Loader.yaml_constructors = {
+    tag: construct
+    for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+    if tag is None or tag.rpartition(":")[2] in _CORE
+}
+
+
 def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     """Read an integer by YAML 1.2: a leading zero does not make it octal."""
     text = str(loader.construct_scalar(node))

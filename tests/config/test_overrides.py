@@ -88,10 +88,12 @@ def test_delete_with_a_value_asks_for_that_value():
         ("policy.model_name=/a/b=c", "quote it inside the word: \"policy.model_name='/a/b=c'\""),
         ("sft.seed", "write KEY=VALUE"),
         ("--repeats", "not an option of the command"),
+        ("++sft.seed.x=1", "sft.seed"),
         ("sft seed=1", "is not words joined by dots"),
         ("sft/seed=1", "keys are words joined by dots"),
         ("sft@x=1", "keys are words joined by dots"),
         ("~policy.optimizer.kwargs.betas.0", "an item of a list cannot be deleted"),
+        ("+policy.optimizer.kwargs.betas.x=1", "betas"),
     ],
 )
 def test_bad_overrides_say_what_to_write(override, message):

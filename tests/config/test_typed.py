@@ -76,6 +76,7 @@ def test_none_in_a_free_form_block_is_a_text():
         ("cluster: {zzz: 1}", "unknown key cluster.zzz; cluster has gpus_per_node, num_nodes"),
         ("polcy: {}", "unknown key polcy; the nearest is policy"),
         ("sft: {seed: 010x}", "sft.seed must be a whole number"),
+        ("sft: {seed: !!binary aGk=}", "not valid YAML"),
         ("policy: {optimizer: {kwargs: {lr: '1e-5'}}}", 'not "1e-5"; write 1e-5, without quotes'),
     ],
 )

@@ -78,6 +78,7 @@ def test_empty_file_is_an_empty_recipe(tmp_path):
         (b"1: x\n", "a.yaml:1: the key '1' must be a word"),
         (b"a.b: x\n", "a.yaml:1: the key 'a.b' has a dot"),
         (b"a: \xff\n", "cannot be read"),
+        (b"a: \x01\n", "a.yaml: not valid YAML"),
         (b"a: !!python/object:os.system x\n", "a.yaml:1: not valid YAML"),
     ],
 )
