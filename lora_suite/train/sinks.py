@@ -142,7 +142,7 @@ class WandbSink:
         if self._run is None:
             return
         try:
-            self._run.finish(quiet=True)
+            self._run.finish()
         except (self._error, OSError) as error:
             self._give_up(error)
 
