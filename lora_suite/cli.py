@@ -7,9 +7,10 @@ Each command imports its room when it is called, so that `--help` starts fast an
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -34,6 +35,15 @@ class _Group(click.Group):
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(INTERRUPTED)
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit with `code`, also where the reader of the output has gone and it cannot be flushed any more."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def _print_what_can_be_printed() -> None:
@@ -110,8 +120,8 @@ def run(
     if plan_only:
         from lora_suite.campaign.preview import preview
 
-        sys.exit(preview(request))
-    sys.exit(run_suite(request))
+        _leave(preview(request))
+    _leave(run_suite(request))
 
 
 @main.command()

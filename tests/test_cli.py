@@ -225,6 +225,15 @@ def test_output_that_cannot_be_encoded_ends_nothing(project, monkeypatch):
     assert "Traceback" not in err
 
 
+def test_a_reader_that_goes_away_changes_no_verdict(project):
+    (project / "deed.sh").write_text("exit 0\n")
+    process = run_in(project)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=60) == 4
+    assert len(list(project.glob("results/one/*/verdict.json"))) == 1
+
+
 def test_a_driver_that_does_nothing_does_not_pass(project):
     (project / "deed.sh").write_text("exit 0\n")
     process = run_in(project)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import TracebackType
 
 from rich.console import Console
@@ -44,7 +45,8 @@ class LiveView:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._bar.stop()
+        with contextlib.suppress(OSError):
+            self._bar.stop()
 
     def begin(self, planned: PlannedRun, case: Case) -> None:
         """Show that the next run has started."""
@@ -70,7 +72,9 @@ class LiveView:
         first = verdict.message.partition("\n")[0]
         if first:
             line.append(f": {first}")
-        self._console.print(line, highlight=False, soft_wrap=True)
+        # The suite goes on where nobody watches any more: a closed pipe, a lost terminal.
+        with contextlib.suppress(OSError):
+            self._console.print(line, highlight=False, soft_wrap=True)
 
 
 def _words(look: Look) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable
@@ -73,25 +74,31 @@ class Launcher(Protocol):
         ...
 
 
+class PatientConsole(Console):
+    """A console that falls silent where its reader goes away, in place of ending the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing any more: the suite goes on, and its verdict is stored."""
+        self.quiet = True
+
+
 def run_suite(request: Request, launcher: Launcher | None = None, console: Console | None = None) -> int:
     """Run a suite and return its exit code.
 
     Raises ConfigError for whatever is found before anything runs: a wrong plan, no budget, no results folder.
     """
-    console = console or Console()
+    console = console or PatientConsole()
     plan = request.plan()
     refuse_over_budget(plan)
     results = _results_folder(request.results, plan.suite)
     verdict = execute(plan, results, launcher or LocalLauncher(), console, keep=request.keep)
-    terminal.render(verdict, console)
-    try:
-        write_json_atomically(results / VERDICT, verdict.model_dump(mode="json"))
-        (results / JUNIT).write_text(junit.render(verdict), encoding="utf-8")
-    except OSError as error:
-        reason = Text(f"error: {error.filename}: {error.strerror}; the verdict above is not stored")
-        console.print(reason, soft_wrap=True)
-        return max(verdict.exit_code, _BROKE)
-    return verdict.exit_code
+    unstored = _store(verdict, results)
+    # Nobody may be watching any more (a closed pipe, a lost terminal): the verdict counts all the same.
+    with contextlib.suppress(OSError):
+        terminal.render(verdict, console)
+        if unstored:
+            console.print(Text(f"error: {unstored}; the verdict above is not stored"), soft_wrap=True)
+    return max(verdict.exit_code, _BROKE) if unstored else verdict.exit_code
 
 
 def execute(plan: Plan, results: Path, launcher: Launcher, console: Console, *, keep: bool) -> SuiteVerdict:
@@ -163,6 +170,17 @@ def _run(
     executions[planned] = Execution(ended, launched, time.monotonic() - clock)
     view.end(judge_execution(plan, planned, run_dir, executions[planned]))
     return ended.how == "interrupted"
+
+
+def _store(verdict: SuiteVerdict, results: Path) -> str | None:
+    """Write the verdict and its JUnit form; return why that failed, if it did."""
+    try:
+        with undisturbed():
+            write_json_atomically(results / VERDICT, verdict.model_dump(mode="json"))
+            (results / JUNIT).write_text(junit.render(verdict), encoding="utf-8")
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    return None
 
 
 def _results_folder(root: Path, suite: str) -> Path:

@@ -24,6 +24,9 @@ _PROBLEM_LINES = 6
 # Width that no table reaches: where the output is no terminal, nothing is to be cut.
 _UNLIMITED = 10_000
 
+# A change so large that its size says no more.
+_MUCH = 10.0
+
 # Red, green and magenta can be read on light and on dark ground; yellow and blue cannot.
 STYLES: dict[State, str] = {
     "PASS": "green",
@@ -132,8 +135,14 @@ def _effect_cells(check: PairCheckVerdict) -> tuple[str, str, str, str]:
     effect = check.effect
     if effect is None:
         return _shortened(check.value), "-", limit, "-"
-    detects = f"≥ {100 * effect.smallest_detectable:.1f} %" if effect.smallest_detectable is not None else "-"
+    detects = _percent(effect.smallest_detectable)
     return f"{effect.estimate:.3f}", f"[{effect.low:.3f}, {effect.high:.3f}]", limit, detects
+
+
+def _percent(smallest: float | None) -> str:
+    if smallest is None:
+        return "-"
+    return f"≥ {100 * smallest:.1f} %" if smallest < _MUCH else f"> {100 * _MUCH:.0f} %"
 
 
 def _shortened(value: str) -> str:

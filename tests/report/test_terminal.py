@@ -66,6 +66,13 @@ def test_a_ratio_shows_effect_interval_limit_and_what_could_be_seen():
     assert " ".join(words) == "PASS fsdp2: lora/full step_time 0.931 [0.880, 0.985] < 2 ≥ 7.5 %"
 
 
+@pytest.mark.parametrize(("smallest", "words"), [(74.2, "> 1000 %"), (None, "-")])
+def test_what_could_be_seen_may_be_nothing(smallest, words):
+    verdict = suite(pairs=[pair()])
+    verdict.pairs[0].checks[0].effect.smallest_detectable = smallest
+    assert " ".join(row(verdict, "fsdp2: ")).endswith(f"< 2 {words}")
+
+
 def test_other_pair_checks_show_their_value():
     words = row(suite(), "validation/loss")
     assert " ".join(words) == "PASS backends: validation/loss max_rel_diff 3.21e-07 - < 0.0001 -"
