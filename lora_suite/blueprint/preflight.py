@@ -93,15 +93,14 @@ def _files(recipe: Recipe, recipe_path: Path) -> Iterator[str]:
 
 
 def _divisions(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
-    """What tensor, sequence and pipeline parallelism split must split evenly."""
+    """What tensor and pipeline parallelism split must split evenly."""
     policy = recipe.policy
     if policy.backend == "dtensor":
-        tp, pp, split_sequence = policy.dtensor_cfg.tensor_parallel_size, 1, False
-        key = "policy.dtensor_cfg.tensor_parallel_size"
+        key, tp, pp = "policy.dtensor_cfg.tensor_parallel_size", policy.dtensor_cfg.tensor_parallel_size, 1
     else:
         megatron = policy.megatron_cfg
         tp, pp = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
-        split_sequence, key = megatron.sequence_parallel, "policy.megatron_cfg.tensor_model_parallel_size"
+        key = "policy.megatron_cfg.tensor_model_parallel_size"
     sizes = {
         "attention heads": shape.heads,
         "key/value heads": shape.kv_heads,
@@ -109,8 +108,6 @@ def _divisions(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
         "MLP channels": shape.intermediate,
         "vocabulary": shape.vocab,
     }
-    if split_sequence:
-        sizes["sequence length (sequence_parallel)"] = policy.max_total_sequence_length
     for what, size in sizes.items():
         if size % tp:
             yield f"{key} is {tp}, which does not divide the model's {what}, {size}"

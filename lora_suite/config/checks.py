@@ -183,12 +183,16 @@ def _sizes(recipe: Recipe) -> Iterator[Problem]:
             f"{recipe.world_size} processes (cluster.num_nodes × cluster.gpus_per_node) cannot be split into "
             f"groups of {recipe.model_parallel_size} (tensor × pipeline × context parallel size)",
         )
-    megatron = recipe.policy.megatron_cfg
-    if (
-        recipe.policy.backend == "megatron"
-        and megatron.sequence_parallel
-        and megatron.tensor_model_parallel_size == 1
-    ):
+    megatron, multiple = recipe.policy.megatron_cfg, recipe.policy.make_sequence_length_divisible_by
+    if recipe.policy.backend != "megatron" or not megatron.sequence_parallel:
+        return
+    if multiple % megatron.tensor_model_parallel_size:
+        yield (
+            "policy.make_sequence_length_divisible_by",
+            f"is {multiple}, but sequence_parallel splits every sequence over "
+            f"{megatron.tensor_model_parallel_size} tensor parallel ranks; make it a multiple",
+        )
+    if megatron.tensor_model_parallel_size == 1:
         yield (
             "policy.megatron_cfg.sequence_parallel",
             "splits over the tensor parallel ranks, of which there is one; "

@@ -69,7 +69,7 @@ class OptimizerKwargs(Block):
 
 
 class Optimizer(Block):
-    """The optimizer of the dtensor backend, and of adapters on both backends."""
+    """The optimizer of the dtensor backend, for full SFT and LoRA."""
 
     name: Literal["torch.optim.Adam", "torch.optim.AdamW"]
     kwargs: OptimizerKwargs
@@ -135,7 +135,7 @@ class DTensor(Block):
 
 
 class MegatronOptimizer(Block):
-    """Megatron-core's optimizer keys, for full SFT on that backend (and its learning rate under LoRA)."""
+    """Megatron-core's optimizer keys, for full SFT and LoRA on that backend."""
 
     optimizer: Literal["adam"]
     lr: Annotated[float, Field(gt=0)]

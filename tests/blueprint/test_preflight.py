@@ -58,10 +58,12 @@ def test_tensor_parallel_sizes_must_divide_on_dtensor_too():
 
 
 def test_sequence_parallelism_splits_the_sequence():
-    odd = ["policy.max_total_sequence_length=63", "policy.make_sequence_length_divisible_by=1"]
-    check(TINY_MEGATRON, *odd)
-    text = refusal(TINY_MEGATRON, *odd, "policy.megatron_cfg.sequence_parallel=true")
-    assert "does not divide the model's sequence length (sequence_parallel), 63" in text
+    odd, any_length = "policy.max_total_sequence_length=63", "policy.make_sequence_length_divisible_by=1"
+    parallel = "policy.megatron_cfg.sequence_parallel=true"
+    check(TINY_MEGATRON, odd, any_length)
+    assert "63, not a multiple of policy.make_sequence" in refusal(TINY_MEGATRON, odd, parallel)
+    with pytest.raises(ConfigError, match="splits every sequence over 2 tensor parallel ranks"):
+        load_recipe(TINY_MEGATRON, [odd, any_length, parallel])
 
 
 def test_pipeline_parallel_size_must_divide_the_layers():
