@@ -8,9 +8,9 @@ expression is not usable; 130 interrupted.
 import io
 import keyword
 import os
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -19,6 +19,7 @@ import click
 from check_metrics.errors import ExpressionError, MetricsError
 from check_metrics.language import CALLABLE, parse
 from check_metrics.loading import STDIN, Metrics, open_metrics, read_text, run_segments
+from check_metrics.series import matches
 from check_metrics.syntax import Expression
 from check_metrics.text import printable
 from check_metrics.verdict import CheckResult, evaluate, require_arms
@@ -37,6 +38,7 @@ Examples:
       'ratio(lora["timing/train/step_time"], full["timing/train/step_time"]) < 0.8'
   check_metrics metrics.json --checks-file limits.txt --junit junit.xml --warmup 2
 """
+_STEP = re.compile("[1-9][0-9]{0,14}")
 _PATH = click.Path(path_type=Path)
 
 
@@ -103,8 +105,8 @@ def command(
     files = _files(file, name, arms)
     for expression in expressions:
         require_arms(expression, files)
-    known = _segments(segments, run_json, files)
     metrics = _open(files, jq_filter)
+    known = _segments(segments, run_json, files)
     _convert(metrics, expressions)
     results = [
         evaluate(expression, metrics, segments=known, warmup=warmup, allow_nonfinite=allow_nonfinite)
@@ -191,12 +193,12 @@ def _segments(given: str | None, run_json: Path | None, files: Mapping[str, Path
     """Starts of segments: as given, or of the run.json named, or of those beside the files (of all arms)."""
     if given is not None:
         parts = given.split(",")
-        if not all(part.strip().isdecimal() and int(part) >= 1 for part in parts):
+        if not all(_STEP.fullmatch(part.strip()) for part in parts):
             raise click.UsageError(f"--segments {given!r}: write steps from 1 on, for example 1,31")
         return tuple(sorted({int(part) for part in parts}))
     if run_json is not None:
         return run_segments(run_json)
-    beside = {path.with_name(RUN_JSON) for path in files.values() if path != STDIN}
+    beside = {path.parent / RUN_JSON for path in files.values() if path != STDIN}
     return tuple(sorted({step for path in beside if path.exists() for step in run_segments(path)}))
 
 
@@ -213,7 +215,7 @@ def _convert(metrics: Mapping[str, Metrics], expressions: Sequence[Expression]) 
     """Convert what the checks read, so that a malformed series is an unusable file and not a failed check."""
     for arm, pattern in {read for expression in expressions for read in expression.metrics}:
         for name in metrics[arm]:
-            if name == pattern or fnmatchcase(name, pattern):
+            if matches(name, pattern):
                 metrics[arm][name]
 
 

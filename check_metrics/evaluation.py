@@ -10,7 +10,6 @@ import difflib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 from check_metrics.errors import DataError
 from check_metrics.functions import COMPARISONS, FUNCTIONS, arithmetic, call
@@ -20,6 +19,7 @@ from check_metrics.series import (
     describe_ranges,
     describe_steps,
     is_per_step,
+    matches,
     step_ranges,
 )
 from check_metrics.syntax import (
@@ -174,7 +174,7 @@ class Evaluator:
         return value
 
     def _matching(self, ref: SeriesRef) -> list[str]:
-        names = [name for name in self.arms[ref.arm] if fnmatchcase(name, ref.metric)]
+        names = [name for name in self.arms[ref.arm] if matches(name, ref.metric)]
         if not names:
             raise DataError(f"no metric matches {ref}; {self._nearest(ref)}")
         return names
@@ -218,17 +218,16 @@ class Evaluator:
     def _expected(self, series: Series, asked: Window) -> tuple[int, int]:
         """Which steps (first, exclusive end) a per-step series must have for a window.
 
-        The file of a resumed run may hold its own steps only, so an open window begins with the first
-        recorded step, unless the segments are known and none begins there. A window whose two ends are named
-        must be there as named.
+        A window whose two ends are named must be there as named. Any other begins with the first recorded
+        step, because the file of a resumed run may hold its own steps only; where the segments are known and
+        none begins there, a named start is taken at its word.
         """
         first, stop = series.bounds(asked.start, asked.end)
-        if asked.is_closed:
-            return first, stop
-        origin = series.steps[0]
-        if self.segments and origin not in self.segments:
-            origin = min(origin, *self.segments)
-        return (origin if asked.start is None else max(first, origin)), stop
+        recorded = series.steps[0]
+        lost_head = asked.names_start and self.segments and recorded not in self.segments
+        if asked.is_closed or lost_head:
+            return max(first, 1), stop
+        return max(first, recorded), stop
 
     def _warmup_ranges(self) -> list[range]:
         return [range(first, first + self.warmup) for first in sorted({1, *self.segments})]
@@ -237,7 +236,7 @@ class Evaluator:
         if window.finite:
             return window
         where = describe_steps(window.nonfinite_steps())
-        if not any(fnmatchcase(ref.metric, name) for name in self.allow_nonfinite):
+        if not any(matches(ref.metric, name) for name in self.allow_nonfinite):
             raise DataError(f"{ref} is not finite at step {where}")
         kept = window.finite_part()
         if not kept.steps:

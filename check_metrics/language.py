@@ -89,7 +89,7 @@ class _Reader:
         broken = any(character in text.strip() for character in "\r\n")
         if broken and "#" in text:
             raise ExpressionError(text, "a comment would hide the lines after it; put the check on one line")
-        flat = text.translate(dict.fromkeys(map(ord, "\t\r\n\f\v"), " "))
+        flat = text.translate(dict.fromkeys(map(ord, "\t\r\n"), " "))
         for index, character in enumerate(flat):
             if not character.isprintable():
                 raise ExpressionError(text, "unprintable character", ascii(character)[1:-1], index + 1)
@@ -320,7 +320,7 @@ class _Reader:
     def _window(self, given: dict[str, ast.expr], first_step: int | None) -> Window:
         start = self._window_end(given[RANGE_START]) if RANGE_START in given else first_step
         end = self._window_end(given[RANGE_END]) if RANGE_END in given else 0
-        return Window(start, end, is_closed=RANGE_START in given and (start or 0) > 0 and end > 0)
+        return Window(start, end, names_start=RANGE_START in given)
 
     def _window_end(self, part: ast.expr) -> int:
         number = self.number(part)

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 
 # Sampled by the clock or written now and then, so that a step without a value is no loss of data.
@@ -29,6 +30,11 @@ def is_per_step(name: str) -> bool:
 def is_keyed_by_step(name: str) -> bool:
     """Whether the metric's keys are training steps; under `ray/` they are seconds."""
     return not name.startswith(_CLOCK_KEYED)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a metric is meant by a name or a glob; a name that holds glob characters still means itself."""
+    return name == pattern or fnmatchcase(name, pattern)
 
 
 @dataclass(frozen=True)

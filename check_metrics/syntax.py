@@ -38,14 +38,16 @@ class StepValue:
 
 @dataclass(frozen=True)
 class Window:
-    """Steps of a series, as `Series.bounds` reads `start` and `end`.
-
-    `is_closed` says that the check itself names both ends as steps, so that every step between must be there.
-    """
+    """Steps of a series, as `Series.bounds` reads its ends; `names_start`: the check itself gives the start."""
 
     start: int | None
     end: int
-    is_closed: bool
+    names_start: bool
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether both ends are named as steps, so that every step between them must be there."""
+        return self.names_start and (self.start or 0) > 0 and self.end > 0
 
 
 @dataclass(frozen=True)

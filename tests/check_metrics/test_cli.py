@@ -93,6 +93,11 @@ def test_missing_file(call: Outcome, tmp_path: Path) -> None:
     assert err == f"Error: {tmp_path}/none.json: No such file or directory; {remedy}\n"
 
 
+def test_file_without_a_name(call: Outcome) -> None:
+    for path in ("", ".", "/"):
+        assert call.of(path, PASSING)[0] == 2
+
+
 def test_malformed_series_is_an_unusable_file(call: Outcome, tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     path.write_text('{"x": {"1": "one"}, "ray/b": {"one": 1}, "good": {"1": 1}}', encoding="utf-8")
@@ -148,6 +153,7 @@ def test_arms(call: Outcome, metrics: Path, tmp_path: Path) -> None:
         (("--segments", "0"), "write steps from 1 on"),
         (("--segments", "1,,3"), "write steps from 1 on"),
         (("--segments", "²"), "write steps from 1 on"),
+        (("--segments", "9" * 5000), "write steps from 1 on"),
     ],
 )
 def test_wrong_options(call: Outcome, metrics: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -200,12 +200,16 @@ def test_a_window_closed_on_both_sides_must_be_there() -> None:
     assert "misses step 2-30" in judge('max(data["x"], 2, 40) < 3', late).message
 
 
-def test_known_segments_say_where_a_series_must_begin() -> None:
+def test_known_segments_say_where_a_named_start_must_be() -> None:
     late = {"x": dict.fromkeys(range(31, 51), 1.0)}
-    assert "misses step 1-30" in judge('max(data["x"]) < 3', late, segments=(1,)).message
     assert "misses step 2-30" in judge('mean(data["x"], 2) < 3', late, segments=(1,)).message
     assert judge('mean(data["x"], 2) < 3', late, segments=(1, 31)).status == "PASS"
-    assert judge('max(data["x"]) < 3', {"x": [1.0, 2.0]}, segments=(31,)).status == "PASS"
+    assert judge('mean(data["x"], 35) < 3', late, segments=(1,)).status == "PASS"
+    assert judge('mean(data["x"], -6) < 3', late, segments=(1,)).status == "PASS"
+    # a metric may begin late; its whole is then what there is
+    assert judge('len(data["x"]) == 20', late, segments=(1,)).status == "PASS"
+    assert judge('mean(data["x"]) < 3', late, segments=(1,)).status == "PASS"
+    assert judge('max(data["x"], 1) < 3', {"x": [1.0, 2.0]}, segments=(31,)).status == "PASS"
 
 
 # Segments
@@ -278,6 +282,12 @@ def test_finite_by_default(call: str, bad: float | None) -> None:
 
 def test_not_finite_outside_the_window() -> None:
     assert judge('mean(data["x"], 2) < 3', {"x": {1: None, 2: 1.0, 3: 2.0}}).status == "PASS"
+
+
+def test_a_name_with_glob_characters_means_itself() -> None:
+    data: dict[str, Steps] = {"x[0]": {1: 1.0, 2: None}}
+    assert judge('mean(data["x[0]"]) < 3', data, allow_nonfinite=["x[0]"]).status == "PASS"
+    assert judge('worst("x[0]") < 3', data, allow_nonfinite=["x*"]).status == "PASS"
 
 
 def test_allowed_non_finite_values_are_left_out() -> None:

@@ -137,6 +137,7 @@ REFUSED = [
     (f"mean({LOSS}) <", None, None),
     (f"mean({LOSS} < 3", None, None),
     (f"mean({LOSS}) < 3\x00", "\\x00", "unprintable"),
+    (f"mean({LOSS})\x0c < 3", "\\x0c", "unprintable"),
     (f"{LOSS}['1'] < \ud800", "\\ud800", "unprintable"),
     (f"mean({LOSS}) < 3 # one\nand max({LOSS}) < 1", None, "a comment would hide"),
     (f"mean({LOSS}) < 3\nmax({LOSS}) < 1", None, None),
