@@ -72,8 +72,10 @@ def read_evidence(run_dir: Path) -> Evidence:
         raise NoEvidence(f"no {files.record.name}: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise NoEvidence(f"{files.record.name} is damaged: {place} {first['msg']}".rstrip()) from error
+        place = "".join(f"{part}: " for part in first["loc"])
+        raise NoEvidence(f"{files.record.name} is damaged: {place}{first['msg']}") from error
+    except UnicodeDecodeError as error:
+        raise NoEvidence(f"{files.record.name} is damaged: {error}") from error
     try:
         metrics = load_metrics(files.metrics)
     except MetricsError as error:

@@ -87,6 +87,7 @@ def judge_run(
         own_state=own_state,
         message=message,
         directory=str(run_dir),
+        run_id=evidence.record.run_id if evidence is not None else "",
         steps_done=reached,
         steps_planned=case.steps,
         seconds=seconds,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from lora_suite.judge.evidence import NoEvidence, read_evidence
 from lora_suite.judge.pair import judge_pair
 from lora_suite.judge.run import judge_run
 from lora_suite.judge.verdict import PairVerdict, RunVerdict
@@ -91,16 +90,9 @@ def _without_copies(runs: Sequence[RunVerdict]) -> list[RunVerdict]:
     owners: dict[str, RunVerdict] = {}
     judged = []
     for run in runs:
-        owner = owners.setdefault(_run_id(run), run) if run.own_state == "PASS" else run
+        owner = owners.setdefault(run.run_id, run) if run.own_state == "PASS" else run
         if owner is not run:
             copied = f"its run.json is that of {owner.case} run {owner.repeat}"
             run = run.model_copy(update={"state": "MISSING", "own_state": "MISSING", "message": copied})
         judged.append(run)
     return judged
-
-
-def _run_id(run: RunVerdict) -> str:
-    try:
-        return read_evidence(Path(run.directory)).record.run_id
-    except NoEvidence:
-        return f"no record in {run.directory}"

@@ -54,7 +54,7 @@ class RunVerdict(Model):
     state: the worst of `own_state` and the checks. own_state: what became of the run itself, whatever its
     checks say (ERROR where it broke, MISSING where it fell short). summary: `final_loss` in nats,
     `median_step_time` in s, `peak_memory_gib`; only what was measured. not_judged: what did not apply,
-    and why.
+    and why. run_id: as its record says, empty without a record.
     """
 
     case: str
@@ -65,6 +65,7 @@ class RunVerdict(Model):
     own_state: State = "PASS"
     message: str = ""
     directory: str = ""
+    run_id: str = ""
     steps_done: int = 0
     steps_planned: int
     seconds: float | None = None

@@ -182,6 +182,14 @@ class TestRatio:
         assert verdict.checks[0].effect is not None
         assert verdict.checks[0].effect.estimate == pytest.approx(0.75)
 
+    def test_a_sampled_series_of_zeros_has_no_ratio(self, tmp_path):
+        def idle(metrics, record):
+            metrics["ray/node.0.gpu.0.mem_gb"] = {"0": 0.0, "1": 0.0}
+
+        verdict = judged(tmp_path, lambda arm, repeat: idle, ratio("<", 0.8, "ray/node.0.gpu.0.mem_gb"))
+        assert verdict.state == "INCONCLUSIVE"
+        assert verdict.checks[0].message == "run 1: ray/node.0.gpu.0.mem_gb is not positive"
+
     def test_swapping_the_arms_inverts_the_effect(self, tmp_path):
         there = judged(tmp_path).checks[0].effect
         back = judged(tmp_path / "other", full=LORA_TIMES, lora=FULL_TIMES).checks[0].effect

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lora_suite.config import load_recipe
 from lora_suite.judge.invariants import REQUIRED_INVARIANTS
 from lora_suite.judge.run import judge_run
 from lora_suite.judge.verdict import RunVerdict
@@ -21,8 +23,10 @@ from tests.judge.helpers import (
     FULL,
     LORA,
     LOSS_FALLS,
+    ROOT,
     STEPS,
     Damage,
+    healthy,
     make_case,
     planned,
     states,
@@ -181,6 +185,31 @@ def test_damaged_data_never_pass(tmp_path, damage, state, words):
     assert words in " ".join([verdict.message, *(check.message for check in verdict.checks)])
 
 
+@pytest.mark.parametrize("stem", [FULL, LORA])
+def test_no_single_value_can_be_lost_or_broken_unseen(tmp_path, stem):
+    case = make_case(stem, ())
+    whole, _ = healthy(case, 1)
+    for name in whole:
+        for step in whole[name]:
+            place = tmp_path / name.replace("/", "-") / step
+            broken = judge_run(
+                case, planned(stem), write_run(place, case, damage=put(name, int(step), None)), DONE
+            )
+            assert broken.state == "FAIL", (name, step)
+            if name != "validation/loss":
+                lost = judge_run(
+                    case, planned(stem), write_run(place, case, damage=cut(name, int(step))), DONE
+                )
+                assert lost.state == "MISSING", (name, step)
+
+
+def test_series_that_are_not_ours_are_left_to_the_checks(tmp_path):
+    def damage(metrics, record):
+        metrics["custom/metric"] = {"1": None, "7": 3.0}
+
+    assert judged(tmp_path, damage).state == "PASS"
+
+
 def test_a_short_run_is_missing_whatever_its_checks_would_say(tmp_path):
     verdict = judged(tmp_path, steps=3)
     assert (verdict.state, verdict.message) == ("MISSING", "reached 3 of 10 steps")
@@ -216,6 +245,14 @@ def test_unreadable_files_are_missing(tmp_path, name, content, words):
     assert words in verdict.message
 
 
+@pytest.mark.parametrize("name", ["metrics.json", "run.json"])
+def test_files_that_are_no_text_are_missing(tmp_path, name):
+    case = make_case()
+    run_dir = write_run(tmp_path / "run", case)
+    (run_dir / name).write_bytes(b"\xff\xfe{}")
+    assert judge_run(case, planned(), run_dir, DONE).state == "MISSING"
+
+
 def test_a_run_without_a_directory_did_not_run(tmp_path):
     verdict = judge_run(make_case(), planned(), tmp_path / "none", None)
     assert (verdict.state, verdict.message) == ("MISSING", "did not run")
@@ -235,6 +272,8 @@ class TestIdentity:
             # Records are in whole seconds: the second of the launch is this run's.
             ("2026-03-01T12:00:00+00:00", "PASS"),
             ("2026-03-01T13:00:01+01:00", "PASS"),
+            # Without a zone it is this machine's time, here a day after the launch whatever the zone.
+            ("2026-03-02T12:00:00", "PASS"),
         ],
     )
     def test_a_run_that_started_before_its_launch_is_stale(self, tmp_path, started, state):
@@ -303,6 +342,27 @@ class TestInvariants:
             record["invariants"].append({"name": "new_one", "ok": False, "message": ""})
 
         assert judged(tmp_path, damage, stem=LORA).state == "FAIL"
+
+    def test_where_b_does_not_start_at_zero_the_loss_may_differ_from_the_base(self, tmp_path):
+        stem = "sft-tiny-llama-1n2c-megatron-tp2-lora"
+        name = "step1_loss_equals_base"
+        resolved = load_recipe(
+            ROOT / "recipes" / f"{stem}.yaml", ["policy.megatron_cfg.lora_cfg.lora_B_init_method=normal"]
+        )
+        case = replace(make_case(stem), recipe=resolved.recipe, tree=resolved.tree)
+
+        def unmeasured(metrics, record):
+            next(each for each in record["invariants"] if each["name"] == name)["ok"] = None
+
+        verdict = judge_run(case, planned(stem), write_run(tmp_path, case, damage=unmeasured), DONE)
+        assert verdict.state == "PASS"
+        assert verdict.not_judged == [f"{name} (B does not start at zero)"]
+
+    def test_a_run_of_one_step_has_no_second(self, tmp_path):
+        case = make_case(LORA, (), steps=1)
+        verdict = judge_run(case, planned(LORA), write_run(tmp_path, case, steps=1), DONE)
+        assert verdict.state == "PASS"
+        assert verdict.not_judged == ["a_gradients_step2 (the run has one step)"]
 
     def test_a_full_run_has_none(self, tmp_path):
         assert all(check.kind != "invariant" for check in judged(tmp_path).checks)
