@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same training with transformers and plain torch on one process: what every layout must agree with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.func import functional_call
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from lora_suite.blueprint.shape import ModelShape, read_shape
+from lora_suite.train.batch import IGNORED, MicroBatch
+from lora_suite.train.models.initialise import hf_tensors
+from tests.train.megatron.ranks import LEARNING_RATE, MAX_NORM, RECIPES, STEPS, global_batch, supervised
+
+CONFIG = RECIPES / "models" / "tiny-llama.json"
+BETAS, EPS, DECAY, SEED = (0.9, 0.98), 1e-3, 0.1, 42
+SCALE = 32 / 8
+
+Weights = dict[str, torch.Tensor]
+
+
+def shape() -> ModelShape:
+    """The tiny model's."""
+    return read_shape(CONFIG)
+
+
+def tiny_llama() -> LlamaForCausalLM:
+    """transformers' own tiny Llama with the first weights."""
+    config = json.loads(CONFIG.read_text())
+    model = LlamaForCausalLM(LlamaConfig(**config))
+    weights = hf_tensors(shape(), config["initializer_range"], SEED, torch.float64, torch.device("cpu"))
+    model.double().load_state_dict(dict(weights))
+    return model
+
+
+def loss_sum(model: torch.nn.Module, weights: Mapping[str, torch.Tensor], batch: MicroBatch) -> torch.Tensor:
+    """Summed token loss of a micro batch under other weights."""
+    logits = functional_call(model, dict(weights), (batch.input_ids,)).logits
+    return functional.cross_entropy(
+        logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+def train(
+    model: torch.nn.Module, trained: Weights, effective: Callable[[Weights], Mapping[str, torch.Tensor]]
+) -> dict[str, Any]:
+    """Train leaves with torch's AdamW and clipping.
+
+    effective: the model's weights as a function of the leaves. Returns the curve of (loss, norm), the first
+    gradients, and the leaves after the first step (`updated`) and the last (`last`).
+    """
+    leaves = {name: value.clone().requires_grad_() for name, value in trained.items()}
+    optimizer = torch.optim.AdamW(leaves.values(), LEARNING_RATE, BETAS, EPS, DECAY)
+    batches, curve = global_batch(), []
+    result: dict[str, Any] = {}
+    for step in range(STEPS):
+        total = torch.stack([loss_sum(model, effective(leaves), batch) for batch in batches]).sum()
+        loss = total / supervised(batches)
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            result["gradients"] = {name: leaf.grad.clone() for name, leaf in leaves.items()}
+        norm = torch.nn.utils.clip_grad_norm_(leaves.values(), MAX_NORM)
+        curve.append((float(loss.detach()), float(norm)))
+        optimizer.step()
+        if step == 0:
+            result["updated"] = {name: leaf.detach().clone() for name, leaf in leaves.items()}
+    last = {name: leaf.detach() for name, leaf in leaves.items()}
+    return {**result, "curve": curve, "last": last}
+
+
+def merged(base: Weights, factors: Weights) -> Weights:
+    """Weights W + scale · B·A for canonical adapters."""
+    weights = dict(base)
+    for key, a in factors.items():
+        if key.endswith(".a"):
+            name = key.removesuffix(".a")
+            weights[f"{name}.weight"] = base[f"{name}.weight"] + SCALE * factors[f"{name}.b"] @ a
+    return weights
+
+
+def merged_fused(base: Weights, factors: Weights) -> Weights:
+    """The same for fused adapters, by hand for two groups of two query heads of 16 channels."""
+    weights = dict(base)
+    for key, a in factors.items():
+        if not key.endswith(".a"):
+            continue
+        name = key.removesuffix(".a")
+        update = SCALE * factors[f"{name}.b"] @ a
+        layer = f"model.layers.{name.split('.')[2]}."
+        if name.endswith("linear_qkv"):
+            groups = update.view(2, 4, 16, 64)  # of a group: query, query, key, value
+            parts = {
+                "self_attn.q_proj": groups[:, :2].reshape(64, 64),
+                "self_attn.k_proj": groups[:, 2].reshape(32, 64),
+                "self_attn.v_proj": groups[:, 3].reshape(32, 64),
+            }
+        elif name.endswith("linear_fc1"):
+            parts = {"mlp.gate_proj": update[:128], "mlp.up_proj": update[128:]}
+        else:
+            parts = {"self_attn.o_proj" if name.endswith("linear_proj") else "mlp.down_proj": update}
+        for part, value in parts.items():
+            weights[f"{layer}{part}.weight"] = base[f"{layer}{part}.weight"] + value
+    return weights

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every parallel layout trains as transformers and plain torch do on one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+
+from lora_suite.train.backends.megatron.weights import ShardMap
+from lora_suite.train.topology import Axis
+from tests.train.megatron import reference
+from tests.train.megatron.ranks import (
+    LAYOUTS,
+    global_batch,
+    layout,
+    run_ranks,
+    supervised,
+    train_adapters,
+    train_weights,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.train]
+
+FUSED = {
+    f"{name} fused": (*LAYOUTS[name], *layout(**{"lora_cfg.fused": "true"})) for name in ("tp2 sp", "dp2")
+}
+SOME = {"tp2 some": layout(**{"lora_cfg.target_modules": "[q_proj,v_proj,up_proj,lm_head]"})}
+ADAPTED = {**LAYOUTS, **FUSED, **SOME}
+
+Results = list[dict[str, dict[str, Any]]]
+
+
+def job() -> dict[str, dict[str, Any]]:
+    """Both kinds of training in one start of the processes."""
+    return {"lora": train_adapters(ADAPTED), "full": train_weights(LAYOUTS)}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
+    return run_ranks(job, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return reference.tiny_llama()
+
+
+@pytest.fixture(scope="module")
+def base(model):
+    return {name: value.detach() for name, value in model.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def references(model, base, results):
+    """Trainings of the reference: of all weights, and of the adapters that each layout began with."""
+    trainings = {"full": reference.train(model, base, lambda leaves: leaves)}
+    for kind, name in (("canonical", "dp2"), ("fused", "dp2 fused"), ("some", "tp2 some")):
+        merge = reference.merged_fused if kind == "fused" else reference.merged
+        first = whole([rank["lora"][name] for rank in results], "first")
+        trainings[kind] = reference.train(model, first, lambda leaves, merge=merge: merge(base, leaves))
+    return trainings
+
+
+def kind_of(name: str) -> str:
+    return "fused" if "fused" in name else "some" if "some" in name else "canonical"
+
+
+def whole(ranks: list[dict[str, Any]], what: str) -> dict[str, torch.Tensor]:
+    """Factors over tensor parallel ranks, joined along the dim in which their shapes are cut."""
+    if ranks[0]["tp"][1] == 1:
+        return {key: value for rank in ranks for key, value in rank[what].items()}
+    joined = {}
+    for key, value in ranks[0][what].items():
+        dim = 0 if key.endswith(".b") else 1
+        if key not in ranks[0]["replicated"]:
+            value = torch.cat([rank[what][key] for rank in ranks], dim)
+            if key.endswith("linear_fc1.b"):  # gate and up of rank 0, gate and up of rank 1
+                value = value.view(2, 2, -1, value.shape[1]).transpose(0, 1).reshape(value.shape)
+        joined[key] = value
+    return joined
+
+
+def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], relative: float) -> None:
+    """Equal within `relative` times each tensor's largest value."""
+    assert ours.keys() == theirs.keys()
+    for key, value in theirs.items():
+        tolerance = relative * float(value.abs().max())
+        torch.testing.assert_close(ours[key], value, rtol=0, atol=tolerance, msg=lambda m, k=key: f"{k}: {m}")
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+class TestAdapters:
+    def test_loss_and_gradient_norm_follow_the_reference(self, name, results, references):
+        for rank in results:
+            for ours, theirs in zip(
+                rank["lora"][name]["curve"], references[kind_of(name)]["curve"], strict=True
+            ):
+                assert ours == pytest.approx(theirs, rel=1e-5)
+
+    def test_every_gradient_and_update_is_the_reference_s(self, name, results, references):
+        ranks = [rank["lora"][name] for rank in results]
+        for what, relative in (("gradients", 1e-5), ("updated", 1e-5), ("last", 1e-4)):
+            assert_close(whole(ranks, what), references[kind_of(name)][what], relative)
+
+    def test_replicas_stay_equal_to_the_last_bit(self, name, results):
+        first, second = (rank["lora"][name] for rank in results)
+        shared = first["replicated"] if first["tp"][1] > 1 else first["last"].keys() & second["last"].keys()
+        for key in shared:
+            assert torch.equal(first["last"][key], second["last"][key])
+
+    def test_first_values_do_not_depend_on_the_layout(self, name, results):
+        alike = {"canonical": "dp2", "fused": "dp2 fused", "some": "tp2 some"}[kind_of(name)]
+        theirs = whole([rank["lora"][alike] for rank in results], "first")
+        for key, value in whole([rank["lora"][name] for rank in results], "first").items():
+            assert torch.equal(value, theirs[key])
+
+    def test_counts_and_frozen_weights(self, name, results):
+        # 8 · (in + out) over q, k, v, o, gate, up, down of two layers; fused: qkv and gate/up share A.
+        expected = {
+            "canonical": 2 * 8 * (128 + 96 + 96 + 128 + 192 + 192 + 192),
+            "fused": 2 * 8 * (192 + 128 + 320 + 192),
+            "some": 2 * 8 * (128 + 96 + 192) + 8 * (64 + 320),
+        }[kind_of(name)]
+        for rank in results:
+            assert rank["lora"][name]["count"] == expected
+            assert rank["lora"][name]["frozen equal"]
+
+    def test_evaluates_like_merged_weights_and_without_adapters_like_the_base(
+        self, name, results, model, base
+    ):
+        ranks = [rank["lora"][name] for rank in results]
+        merge = reference.merged_fused if "fused" in name else reference.merged
+        weights = {"before": merge(base, whole(ranks, "first")), "off": base}
+        with torch.no_grad():
+            for what, values in weights.items():
+                expected = sum(reference.loss_sum(model, values, batch) for batch in global_batch())
+                assert ranks[0][what] == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+class TestAllWeights:
+    def test_loss_and_gradient_norm_follow_the_reference(self, name, results, references):
+        for rank in results:
+            for ours, theirs in zip(rank["full"][name]["curve"], references["full"]["curve"], strict=True):
+                assert ours == pytest.approx(theirs, rel=1e-5)
+
+    def test_trained_weights_are_the_reference_s(self, name, results, references):
+        for rank in results:
+            ours = rank["full"][name]
+            shards = ShardMap(reference.shape(), Axis(*ours["tp"]))
+            last = references["full"]["last"]
+            theirs = {
+                key: shards.local(key, ours["first layer"], last.__getitem__) for key in ours["weights"]
+            }
+            assert_close(ours["weights"], theirs, 1e-5)
+
+    def test_validation_and_counts(self, name, results, references, model):
+        with torch.no_grad():
+            last = references["full"]["last"]
+            expected = float(sum(reference.loss_sum(model, last, batch) for batch in global_batch()))
+        for rank in results:
+            assert rank["full"][name]["validation"] == pytest.approx(expected, rel=1e-5)
+            assert rank["full"][name]["count"] == sum(p.numel() for p in model.parameters())
+
+    def test_linears_are_megatron_core_s_own(self, name, results):
+        classes = results[0]["full"][name]["classes"]
+        last_names = {path.rpartition(".")[2]: kind for path, kind in classes.items()}
+        assert last_names["linear_qkv"] is last_names["linear_fc1"] is ColumnParallelLinear
+        assert last_names["linear_proj"] is last_names["linear_fc2"] is RowParallelLinear
+        assert last_names["word_embeddings"] is VocabParallelEmbedding
+        assert not any("adapter" in path for path in classes)
+
+
+def test_the_loss_falls(results):
+    assert supervised(global_batch()) > 0
+    for kind in ("lora", "full"):
+        curve = [loss for loss, _ in results[0][kind]["tp2"]["curve"]]
+        assert curve == sorted(curve, reverse=True)
+        assert curve[-1] < 0.95 * curve[0]

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pretrained models of each family compute transformers' logits; dropout and checkpoints survive a split."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from tests.train.megatron.ranks import (
+    ADAPTERS,
+    FULL,
+    LORA,
+    build_layout,
+    factors,
+    global_batch,
+    layout,
+    logits,
+    one_step,
+    run_ranks,
+    supervised,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.train]
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 320,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+MODELS = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rms_norm_eps=1e-5)),
+    "llama3": lambda: LlamaForCausalLM(
+        LlamaConfig(**SIZES, rope_parameters=LLAMA3, tie_word_embeddings=True)
+    ),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"})),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "head_dim": 32}, tie_word_embeddings=True)),
+}
+SPLITS = {"tp1": layout(tensor_model_parallel_size=1), "tp2": ()}
+STAGES = layout(tensor_model_parallel_size=1, pipeline_model_parallel_size=2)
+INPUT = torch.arange(48).view(2, 24) * 7 % 320
+
+DROPPED = {
+    position: layout(**{"lora_cfg.dropout": 0.5, "lora_cfg.dropout_position": position})
+    for position in ("pre", "post")
+}
+RECOMPUTED, SEQUENCE = layout(activation_checkpointing="true"), layout(sequence_parallel="true")
+
+
+def pretrained(folder: Path) -> tuple[str, ...]:
+    """Overrides that take a model from a folder."""
+    return ("policy.init=pretrained", f"policy.model_name={folder}")
+
+
+def model_logits(folder: Path) -> dict[str, torch.Tensor]:
+    """Logits of each model at each tensor parallel size, and the validation loss over two stages."""
+    results = {}
+    for name in MODELS:
+        for split, overrides in SPLITS.items():
+            backend = build_layout(FULL, *pretrained(folder / name), *overrides)
+            results[f"{name} {split}"] = logits(backend, INPUT)
+        backend = build_layout(FULL, *pretrained(folder / name), *STAGES)
+        results[f"{name} losses"] = [one_step(backend)[0] for _ in range(2)]
+    return results
+
+
+def with_dropout() -> dict[str, Any]:
+    """Loss, gradients and validation under dropout, which may not depend on how it is computed."""
+    results = {}
+    tokens = supervised(global_batch())
+    for position, dropped in DROPPED.items():
+        for name, overrides in {
+            "tp1": SPLITS["tp1"],
+            "tp2": (),
+            "sp": SEQUENCE,
+            "recompute": RECOMPUTED,
+            "sp recompute": SEQUENCE + RECOMPUTED,
+        }.items():
+            backend = build_layout(LORA, *ADAPTERS, *dropped, *overrides)
+            plain = float(backend.evaluate(global_batch()))
+            loss = float(backend.forward_backward(global_batch(), tokens))
+            results[f"{position} {name}"] = {
+                "index": backend.topology.dp.index,
+                "validation": plain,
+                "loss": loss,
+                "gradients": factors(backend, backend.bank.gradient),
+                "tp": backend.topology.tp.size,
+            }
+    return results
+
+
+def resumed() -> dict[str, list[tuple[float, float]]]:
+    """Two steps that follow two others, straight on and from a state that was loaded into a new backend."""
+    results = {}
+    for name, recipe, overrides in (
+        ("full", FULL, ()),
+        ("full sp", FULL, SEQUENCE),
+        ("lora", LORA, (*ADAPTERS, *DROPPED["pre"])),
+    ):
+        backend = build_layout(recipe, *overrides)
+        one_step(backend)
+        one_step(backend)
+        state = copy.deepcopy(backend.state_dict())
+        results[f"{name} straight"] = [one_step(backend) for _ in range(2)]
+        backend = build_layout(recipe, *overrides)
+        results[f"{name} new"] = [one_step(build_layout(recipe, *overrides))]
+        backend = build_layout(recipe, *overrides)
+        backend.load_state_dict(state)
+        results[f"{name} resumed"] = [one_step(backend) for _ in range(2)]
+    return results
+
+
+def job(folder: Path) -> dict[str, Any]:
+    """Everything in one start of the processes."""
+    return {"logits": model_logits(folder), "dropout": with_dropout(), "states": resumed()}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with each model as transformers saves it; biases are not left at zero."""
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(3)
+    for name, make in MODELS.items():
+        model = make()
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                if key.endswith("bias") or "norm" in key:
+                    parameter.add_(torch.randn_like(parameter) * 0.3)
+        model.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks(job, tmp_path_factory.mktemp("ranks"), models)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_transformers(name, results, models):
+    model = AutoModelForCausalLM.from_pretrained(models / name)
+    with torch.no_grad():
+        expected = model(INPUT).logits
+    for rank in results:
+        for split in SPLITS:
+            torch.testing.assert_close(rank["logits"][f"{name} {split}"], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_stages_train_a_pretrained_model_like_transformers(name, results, models):
+    model = AutoModelForCausalLM.from_pretrained(models / name)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, (0.9, 0.98), 1e-8, 0.01)
+    for step in range(2):
+        losses = [model(b.input_ids).logits.flatten(0, 1) for b in global_batch()]
+        total = sum(
+            torch.nn.functional.cross_entropy(each, b.labels.flatten(), ignore_index=-100, reduction="sum")
+            for each, b in zip(losses, global_batch(), strict=True)
+        )
+        loss = total / supervised(global_batch())
+        for rank in results:
+            assert rank["logits"][f"{name} losses"][step] == pytest.approx(float(loss.detach()), rel=1e-4)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("position", DROPPED)
+def test_dropout_masks_depend_neither_on_the_split_nor_on_recomputation(position, results):
+    # In the layout without tensor parallelism rank 0 draws like the only copy of the model in the others.
+    whole = results[0]["dropout"][f"{position} tp1"]
+    assert whole["index"] == 0
+    assert abs(whole["loss"] - whole["validation"]) > 1e-2 * whole["loss"]
+    for name in ("tp2", "sp", "recompute", "sp recompute"):
+        for rank in results:
+            ours, plain = rank["dropout"][f"{position} {name}"], rank["dropout"][f"{position} tp2"]
+            assert ours["loss"] == pytest.approx(whole["loss"], rel=1e-6)
+            assert ours["validation"] == pytest.approx(whole["validation"], rel=1e-6)
+            for key, gradient in plain["gradients"].items():
+                torch.testing.assert_close(ours["gradients"][key], gradient, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["full", "full sp", "lora"])
+def test_a_loaded_state_continues_as_if_nothing_had_happened(name, results):
+    for rank in results:
+        states = rank["states"]
+        assert states[f"{name} resumed"] == states[f"{name} straight"]
+        assert states[f"{name} new"][0] != states[f"{name} straight"][0]
