@@ -48,9 +48,12 @@ class TinyModel(nn.Module):
 
 
 class FakeBackend:
-    """Data parallel over all ranks; every rank holds the whole model."""
+    """Data parallel over all ranks; every rank holds the whole model.
 
-    def __init__(self, recipe: Recipe) -> None:
+    dead_adapter: add an adapter that the model never calls.
+    """
+
+    def __init__(self, recipe: Recipe, dead_adapter: bool = False) -> None:
         grouped = dist.is_initialized() and dist.get_world_size() > 1
         rank, size = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
         one = Axis(0, 1)
@@ -62,8 +65,10 @@ class FakeBackend:
         lora = recipe.policy.lora
         if lora.enabled:
             self.model.requires_grad_(False)
-            adapter = Adapter("linear", WIDTH, WIDTH, LoraSpec.from_config(lora, recipe.sft.seed))
-            self.bank = AdapterBank([adapter], self.topology, dtype)
+            spec = LoraSpec.from_config(lora, recipe.sft.seed)
+            adapter = Adapter("linear", WIDTH, WIDTH, spec)
+            dead = [Adapter("dead", WIDTH, WIDTH, spec)] if dead_adapter else []
+            self.bank = AdapterBank([adapter, *dead], self.topology, dtype)
             self.bank.build_optimizer(recipe.policy.optimizer)
             self.model.adapter = adapter
         self.trained = [each for each in self.model.parameters() if each.requires_grad]

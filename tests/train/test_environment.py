@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says of the machine it ran on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import torch
+
+from lora_suite.train.environment import cpu_model, fingerprint, health, peak_resident_gib
+from lora_suite.train.gpu_peaks import peak_tflops
+from lora_suite.train.nvml import Gpus
+from tests.train.conftest import small_recipe
+
+MEGATRON = ("policy.dtensor_cfg.enabled=false", "policy.megatron_cfg.enabled=true")
+
+
+def test_strict_facts_are_those_that_make_runs_comparable() -> None:
+    strict = fingerprint(small_recipe(), Gpus()).strict
+    assert strict["torch"] == torch.__version__
+    assert strict["transformers"] == importlib.metadata.version("transformers")
+    assert "megatron-core" not in strict
+    assert strict["dtype"] == "float64"
+    assert strict["world_size"] == 1
+    assert "host" not in strict
+    megatron = fingerprint(small_recipe(*MEGATRON), Gpus()).strict
+    assert megatron["megatron-core"] == importlib.metadata.version("megatron-core")
+
+
+def test_a_cpu_has_a_name_and_health_is_plain_data() -> None:
+    assert cpu_model()
+    before = health(Gpus())
+    assert len(before["load_average"]) == 3
+
+
+def test_peak_memory_is_in_gib() -> None:
+    with open("/proc/self/status", encoding="utf-8") as status:
+        (line,) = [line for line in status if line.startswith("VmHWM")]
+    kib = int(line.split()[1])
+    assert abs(peak_resident_gib() - kib / 2**20) < 0.05
+
+
+def test_peaks_of_known_gpus_in_bfloat16_alone() -> None:
+    assert peak_tflops("NVIDIA H200", "bfloat16") == 989.4
+    assert peak_tflops("NVIDIA H100 PCIe", "bfloat16") == 756.0
+    assert peak_tflops("NVIDIA H100 80GB HBM3", "bfloat16") == 989.4
+    assert peak_tflops("NVIDIA A100-SXM4-80GB", "bfloat16") == 312.0
+    assert peak_tflops("NVIDIA H200", "float32") is None
+    assert peak_tflops("AMD EPYC", "bfloat16") is None

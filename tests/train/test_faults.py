@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planted faults do what they say, so that the verdicts they are to redden can be trusted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+
+import pytest
+import torch
+
+from lora_suite.train.batch import MicroBatch
+from lora_suite.train.faults import kill_if_due
+from tests.train.conftest import LORA, Run, small_recipe
+from tests.train.fake_backend import FakeBackend
+
+
+def test_a_frozen_b_has_gradients_but_never_moves(run: Run) -> None:
+    run.train(LORA, "debug.faults.freeze_b=true")
+    verdicts = {each.name: each.ok for each in run.record.invariants}
+    assert verdicts["b_gradients_step1"] is True
+    assert verdicts["adapters_moved"] is False
+    messages = {each.name: each.message for each in run.record.invariants}
+    assert "linear.b" in messages["adapters_moved"]
+
+
+def test_a_slow_step_takes_that_many_times_as_long(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = FakeBackend.forward_backward
+
+    def slower(backend: FakeBackend, batches: list[MicroBatch], tokens: int) -> torch.Tensor:
+        time.sleep(0.03)
+        return original(backend, batches, tokens)
+
+    monkeypatch.setattr(FakeBackend, "forward_backward", slower)
+    run.train("sft.max_num_steps=5")
+    plain = statistics.median(run.metrics["timing/train/step_time"].values())
+    run.train("sft.max_num_steps=5", "debug.faults.slow_step=3.0")
+    slow = run.metrics
+    assert statistics.median(slow["timing/train/step_time"].values()) == pytest.approx(3 * plain, rel=0.3)
+    for step, total in slow["timing/train/step_time"].items():
+        assert slow["timing/train/forward_backward"][step] > 0.9 * total
+
+
+def test_the_named_rank_kills_itself_at_the_named_step(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
+    run.train('debug.faults.kill_rank_at="0:2"')
+    assert killed == [(os.getpid(), signal.SIGKILL)]
+    faults = small_recipe('debug.faults.kill_rank_at="0:2"').debug.faults
+    kill_if_due(faults, rank=1, step=2)
+    kill_if_due(faults, rank=0, step=3)
+    assert len(killed) == 1
+
+
+def test_stopping_early_looks_like_being_done(run: Run) -> None:
+    assert run.train("debug.faults.stop_at=3") == 0
+    assert list(run.metrics["train/loss"]) == ["1", "2", "3"]
+    assert run.record.steps_done == 3

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rank 0 leaves behind: metrics by hand, run.json, progress, and what a person sees."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from lora_suite.launch.progress import Progress
+from lora_suite.launch.record import RunDir, RunRecord
+from lora_suite.plan.metric_names import known
+from lora_suite.train.console import describe
+from lora_suite.train.metrics import MetricsWriter
+from lora_suite.train.reporter import Peak, Reporter, Speed, StepReport, Work, merge_steps
+from lora_suite.train.sinks import JsonSink
+
+# Two rows of 3 and 7 real tokens in 8 slots each, 6 of them supervised, in 2 seconds.
+WORK = Work(slots=16, tokens=10, supervised=6)
+
+
+def report(step: int, loss: float = 2.0, gib: float = 1.0, rank: int = 0) -> StepReport:
+    return StepReport(
+        step=step,
+        loss=loss,
+        grad_norm=0.5,
+        lr=1e-3,
+        work=WORK,
+        batch=f"batch{step}",
+        seconds=3.5,
+        phases={
+            "data": 0.25,
+            "forward_backward": 1.0,
+            "grad_sync": 0.25,
+            "optimizer": 0.5,
+            "validation": 1.5,
+        },
+        peaks={"memory/peak_allocated_gib": Peak(gib, rank)},
+        lora={},
+        validation_loss=3.0,
+    )
+
+
+def reporter(folder: Path, speed: Speed | None = None) -> Reporter:
+    record = RunRecord(run_id="r", case="c", started="2026-01-01T00:00:00+00:00", recipe={}, recipe_hash="h")
+    files = RunDir(folder)
+    writer = MetricsWriter([JsonSink(files.metrics)])
+    return Reporter(record, files, writer, speed or Speed(1, None, None), last_step=4)
+
+
+def values(folder: Path, step: int = 1) -> dict[str, float]:
+    content = json.loads((folder / "metrics.json").read_text())
+    return {name: series[str(step)] for name, series in content.items()}
+
+
+def test_throughput_counts_slots_tokens_and_supervised_tokens_apart(tmp_path: Path) -> None:
+    # https://github.com/huggingface/transformers/issues/29889
+    taker = reporter(tmp_path)
+    taker.step(report(1))
+    taker.close()
+    metrics = values(tmp_path)
+    assert metrics["timing/train/total_step_time"] == 3.5
+    assert metrics["timing/train/step_time"] == 2.0
+    assert metrics["timing/train/checkpointing"] == 0.0
+    assert metrics["performance/slots_per_sec_per_gpu"] == 8.0
+    assert metrics["performance/tokens_per_sec_per_gpu"] == 5.0
+    assert metrics["performance/supervised_tokens_per_sec_per_gpu"] == 3.0
+    assert metrics["train/global_valid_toks"] == 6
+    assert metrics["validation/loss"] == 3.0
+    assert "performance/model_tflops_per_gpu" not in metrics
+    assert all(known(name) for name in metrics)
+
+
+def test_arithmetic_and_floor_are_per_gpu() -> None:
+    # 16 slots of 3e12 operations on 4 GPUs in 2 s are 6 TFLOP/s each; at 24 TFLOP/s they would take 0.5 s.
+    speed = Speed(world_size=4, flops_per_slot=3e12, floor_per_slot=3e12 / 24e12)
+    metrics = speed.metrics(WORK, 2.0)
+    assert metrics["performance/model_tflops_per_gpu"] == pytest.approx(6.0)
+    assert metrics["performance/floor_ratio"] == pytest.approx(4.0)
+    assert metrics["performance/tokens_per_sec_per_gpu"] == pytest.approx(1.25)
+
+
+def test_the_record_names_the_rank_of_each_peak_and_the_bad_steps(tmp_path: Path) -> None:
+    taker = reporter(tmp_path)
+    taker.step(report(1, gib=2.0, rank=3))
+    taker.step(report(2, gib=1.0, rank=1, loss=math.nan))
+    taker.close()
+    record = RunRecord.read(tmp_path / "run.json")
+    assert record.peak_rank == {"memory/peak_allocated_gib": 3}
+    assert record.nonfinite == {"train/loss": [2]}
+    assert record.batches == {"1": "batch1", "2": "batch2"}
+    assert record.steps_done == 2
+    assert values(tmp_path, 2)["train/loss"] is None
+
+
+def test_files_are_there_before_the_first_step(tmp_path: Path) -> None:
+    reporter(tmp_path)
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {}
+    assert RunRecord.read(tmp_path / "run.json").steps_done == 0
+    assert Progress.read(tmp_path) == Progress(0, 4, None, None)
+
+
+def test_progress_goes_with_every_step(tmp_path: Path) -> None:
+    taker = reporter(tmp_path)
+    taker.step(report(1))
+    taker.step(report(2, loss=math.inf))
+    look = Progress.read(tmp_path)
+    assert look is not None
+    assert (look.step, look.steps, look.loss) == (2, 4, None)
+    assert look.seconds_left is not None
+    assert look.seconds_left >= 0
+
+
+def test_a_log_gets_the_first_and_the_last_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    taker = reporter(tmp_path)
+    for step in range(1, 5):
+        taker.step(report(step))
+    taker.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["step 1/4", "step 4/4"]
+    assert "loss 2.0000" in lines[0]
+
+
+def test_words_for_a_person() -> None:
+    assert describe(Progress(1, 9, 1.23456, 125.4)) == "loss 1.2346  2:05 left"
+    assert describe(Progress(1, 9, None, None)) == "loss not finite"
+
+
+def test_steps_of_two_segments_are_joined() -> None:
+    assert merge_steps({"a": [3, 1]}, {"a": [3, 5], "b": [2]}) == {"a": [1, 3, 5], "b": [2]}
