@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
 
 from check_metrics import CheckResult, Expression, ExpressionError, Series, evaluate, parse
 from check_metrics.text import number_text
 from lora_suite.judge.evidence import Evidence
-from lora_suite.judge.verdict import CheckVerdict
+from lora_suite.judge.verdict import CheckVerdict, State
 from lora_suite.launch.record import RunRecord
 from lora_suite.plan.model import Case, DeclaredCheck
 
@@ -52,19 +53,45 @@ def device_of(record: RunRecord) -> str:
     return str(strict.get("device") or _UNKNOWN_DEVICE)
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a check says of one run or block: PASS, FAIL, or MISSING where what it reads is not there."""
+
+    state: State
+    value: str
+    margin_percent: float | None
+    message: str
+
+
+def answer(
+    expression: Expression, arms: Mapping[str, Mapping[str, Series]], segments: Sequence[int]
+) -> Answer:
+    """Evaluate a check on the series of its arms; raises ExpressionError for an arm that is not given."""
+    result = evaluate(expression, arms, segments=segments)
+    absent = absent_data(expression, arms) if result.value is None else None
+    return Answer(
+        state="MISSING" if absent else result.status,
+        value=_seen_values(result),
+        margin_percent=result.margin_percent,
+        message=absent or result.message,
+    )
+
+
 def absent_data(expression: Expression, arms: Mapping[str, Mapping[str, Series]]) -> str | None:
     """What the expression reads and a run does not have at all; None where every series and step is there."""
     for arm, metric in sorted(expression.metrics):
-        if not any(series.steps for name, series in arms[arm].items() if fnmatchcase(name, metric)):
+        read = [each for name, each in arms[arm].items() if name == metric or fnmatchcase(name, metric)]
+        if not any(series.steps for series in read):
             return f'{arm}["{metric}"] is not in metrics.json'
     for arm, metric, step in sorted(expression.steps):
-        if arms[arm][metric].at(step) is None:
+        series = arms[arm].get(metric)
+        if series is None or series.at(step) is None:
             return f'{arm}["{metric}"] has no step {step}'
     return None
 
 
-def seen_values(result: CheckResult) -> str:
-    """What a check saw: the value of each of its comparisons, in full."""
+def _seen_values(result: CheckResult) -> str:
+    """The value of each comparison, in full."""
     if not result.comparisons:
         return "" if result.value is None else str(result.value)
     return ", ".join(number_text(comparison.value) for comparison in result.comparisons)
@@ -89,19 +116,16 @@ def _source(check: DeclaredCheck, case: Case) -> str:
 def _judged(check: DeclaredCheck, evidence: Evidence, case: Case) -> CheckVerdict:
     text, source = check.expression, _source(check, case)
     try:
-        expression = parse(text)
-        arms = {_ARM: evidence.metrics}
-        result = evaluate(expression, arms, segments=evidence.record.segments)
+        said = answer(parse(text), {_ARM: evidence.metrics}, evidence.record.segments)
     except ExpressionError as error:
         return CheckVerdict(kind="check", name=text, state="ERROR", message=str(error), source=source)
-    absent = absent_data(expression, arms)
     return CheckVerdict(
         kind="check",
         name=text,
-        state="MISSING" if absent else result.status,
-        value=seen_values(result),
-        margin_percent=result.margin_percent,
-        message=absent or result.message,
+        state=said.state,
+        value=said.value,
+        margin_percent=said.margin_percent,
+        message=said.message,
         source=source,
     )
 

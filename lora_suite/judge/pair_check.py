@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
-from check_metrics import CheckResult, Expression, ExpressionError, PairForm, Series, evaluate, parse
+from check_metrics import Expression, ExpressionError, PairForm, Series, parse
 from check_metrics.series import describe_steps, is_keyed_by_step
 from check_metrics.verdict import require_arms
 from lora_suite.judge.block import Block
-from lora_suite.judge.checks import absent_data, seen_values
+from lora_suite.judge.checks import Answer, absent_data, answer
 from lora_suite.judge.statistics import Operator, decide, log_effect, median_log_ratio
 from lora_suite.judge.verdict import Effect, PairCheckVerdict
 
@@ -27,25 +27,27 @@ def judge_pair_check(text: str, blocks: Sequence[Block], warmup: int) -> PairChe
     """
     try:
         expression = parse(text)
-        require_arms(expression, blocks[0].arms)
-        for block in blocks:
-            absent = absent_data(expression, {arm: run.metrics for arm, run in block.arms.items()})
-            if absent is not None:
-                return PairCheckVerdict(
-                    expression=text, state="MISSING", message=f"run {block.repeat}: {absent}"
-                )
         form = expression.pair
         if form is not None and form.function == _RATIO and form.op in _ORDERED:
-            return _judged_ratio(text, form, blocks, warmup)
-        return _judged_by_block(expression, blocks)
+            require_arms(expression, blocks[0].arms)
+            return _judged_ratio(expression, form, blocks, warmup)
+        return _judged_by_block(expression, form, blocks)
     except ExpressionError as error:
         return PairCheckVerdict(expression=text, state="ERROR", message=str(error))
 
 
-def _judged_ratio(text: str, form: PairForm, blocks: Sequence[Block], warmup: int) -> PairCheckVerdict:
-    verdict = PairCheckVerdict(expression=text, state="INCONCLUSIVE", operator=form.op, limit=form.limit)
+def _judged_ratio(
+    expression: Expression, form: PairForm, blocks: Sequence[Block], warmup: int
+) -> PairCheckVerdict:
+    verdict = PairCheckVerdict(
+        expression=expression.text, state="INCONCLUSIVE", operator=form.op, limit=form.limit
+    )
     log_ratios = []
     for block in blocks:
+        absent = absent_data(expression, _metrics(block))
+        if absent is not None:
+            verdict.state, verdict.message = "MISSING", f"run {block.repeat}: {absent}"
+            return verdict
         try:
             log_ratios.append(_log_ratio(form, block, warmup))
         except ValueError as error:
@@ -97,31 +99,36 @@ def _ratio_message(verdict: PairCheckVerdict, effect: Effect, form: PairForm) ->
     return ""
 
 
-def _judged_by_block(expression: Expression, blocks: Sequence[Block]) -> PairCheckVerdict:
-    """Evaluate the check on every block, warm-up included; the block with the worst result decides."""
-    results = [(block.repeat, _evaluated(expression, block)) for block in blocks]
-    repeat, result = min(results, key=lambda each: _badness(each[1]))
-    message = f"run {repeat}: {result.message}" if result.message else ""
-    if result.status == "PASS" and len(blocks) > 1:
+def _judged_by_block(
+    expression: Expression, form: PairForm | None, blocks: Sequence[Block]
+) -> PairCheckVerdict:
+    """Evaluate the check on every block, warm-up included; the block with the worst answer decides."""
+    answers = [(block.repeat, _answer(expression, block)) for block in blocks]
+    repeat, said = min(answers, key=lambda each: _badness(each[1]))
+    message = f"run {repeat}: {said.message}" if said.message else ""
+    if said.state == "PASS" and len(blocks) > 1:
         message = f"nearest to the limit in run {repeat}"
-    form = expression.pair
     return PairCheckVerdict(
         expression=expression.text,
-        state=result.status,
-        value=seen_values(result),
+        state=said.state,
+        value=said.value,
         operator=form.op if form is not None else "",
         limit=form.limit if form is not None else None,
         message=message,
     )
 
 
-def _evaluated(expression: Expression, block: Block) -> CheckResult:
+def _answer(expression: Expression, block: Block) -> Answer:
     segments = sorted({start for run in block.arms.values() for start in run.record.segments})
-    metrics = {arm: run.metrics for arm, run in block.arms.items()}
-    return evaluate(expression, metrics, segments=segments)
+    return answer(expression, _metrics(block), segments)
 
 
-def _badness(result: CheckResult) -> tuple[bool, float]:
-    """Ascending from the worst: failed before passed, then by margin; a check without an answer is worst."""
-    unknown = math.inf if result.status == "PASS" else -math.inf
-    return result.status == "PASS", result.margin_percent if result.margin_percent is not None else unknown
+def _metrics(block: Block) -> dict[str, Mapping[str, Series]]:
+    return {arm: run.metrics for arm, run in block.arms.items()}
+
+
+def _badness(said: Answer) -> tuple[int, float]:
+    """Ascending from the worst: by state, then by margin; a failed check without a margin is worst."""
+    unknown = math.inf if said.state == "PASS" else -math.inf
+    order = ("MISSING", "FAIL", "PASS").index(said.state)
+    return order, said.margin_percent if said.margin_percent is not None else unknown

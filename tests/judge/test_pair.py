@@ -362,6 +362,15 @@ class TestOtherChecks:
         assert verdict.state == "FAIL"
         assert "not finite at step 2" in verdict.checks[0].message
 
+    def test_data_that_one_repeat_lacks_are_missing(self, tmp_path):
+        def no_validation(metrics, record):
+            del metrics["validation/loss"]
+
+        pair = make_pair(checks=(SAME_LOSS.replace("train", "validation"),))
+        verdict = judged(tmp_path, only("lora", 3, no_validation), pair)
+        assert verdict.state == "MISSING"
+        assert verdict.checks[0].message == 'run 3: lora["validation/loss"] is not in metrics.json'
+
     def test_one_repeat_is_enough(self, tmp_path):
         pair = make_pair(repeats=1, checks=(SAME_LOSS,))
         assert judged(tmp_path, pair=pair, full=[0.1], lora=[0.1]).state == "PASS"

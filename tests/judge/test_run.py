@@ -437,6 +437,30 @@ def test_a_check_that_cannot_be_answered_does_not_pass(tmp_path, expression, sta
     assert words in verdict.checks[0].message
 
 
+@pytest.mark.parametrize(
+    ("expression", "state"),
+    [
+        ('"10" in data["train/loss"]', "PASS"),
+        ('"11" in data["train/loss"]', "FAIL"),
+        ('not "11" in data["train/loss"]', "PASS"),
+        ('"10" in data["train/los"]', "MISSING"),
+        ('all_finite(data["train/loss"])', "PASS"),
+    ],
+)
+def test_a_check_may_ask_what_is_there(tmp_path, expression, state):
+    assert judged(tmp_path, checks=(DeclaredCheck(expression, line=6),)).state == state
+
+
+def test_a_metric_may_have_the_name_of_a_pattern(tmp_path):
+    def damage(metrics, record):
+        metrics["custom[0]"] = {"1": 5.0}
+
+    checks = (DeclaredCheck('data["custom[0]"]["1"] < 3', line=6),)
+    assert judged(tmp_path, damage, checks=checks).state == "FAIL"
+    missing = (DeclaredCheck('data["custom?0?"]["1"] < 3', line=6),)
+    assert judged(tmp_path / "b", damage, checks=missing).state == "MISSING"
+
+
 def _memory(metrics: dict[str, Any], record: dict[str, Any]) -> None:
     del metrics["memory/peak_allocated_gib"]
     metrics["ray/node.0.gpu.0.mem_gb"] = {"0": 1.0, "17": 52.07}
