@@ -38,7 +38,7 @@ class StepValue:
 
 @dataclass(frozen=True)
 class Window:
-    """Steps of a series, as `Series.bounds` reads its ends; `names_start`: the check itself gives the start."""
+    """Steps of a series, as `Series.bounds` reads its ends; `names_start`: the check gives the start."""
 
     start: int | None
     end: int

@@ -84,7 +84,7 @@ def random_text(generator: random.Random) -> str:
 
 def judge(text: str) -> bool:
     """Parse and evaluate one text; True where it is an expression. Raises whatever is not foreseen."""
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         expression = parse(text)
     except ExpressionError:
@@ -94,7 +94,7 @@ def judge(text: str) -> bool:
         result = evaluate(expression, ARMS, warmup=1, segments=(1, 31))
         assert isinstance(result, CheckResult)
         assert result.status == "FAIL" or not any(name.startswith("ray/") for _, name in expression.metrics)
-    assert time.perf_counter() - start < SLOWEST_SECONDS
+    assert time.process_time() - start < SLOWEST_SECONDS
     return True
 
 
