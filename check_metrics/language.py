@@ -79,6 +79,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self.text = text
         self.source = self._flattened(text)
+        self._indent = len(self.source) - len(self.source.lstrip())
         self.root = self._grammar()
 
     def _flattened(self, text: str) -> str:
@@ -96,18 +97,16 @@ class _Reader:
         return flat
 
     def _grammar(self) -> ast.expr:
-        indent = len(self.source) - len(self.source.lstrip())
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                root = ast.parse(self.source[indent:], mode="eval").body
+                root = ast.parse(self.source[self._indent :], mode="eval").body
         except SyntaxError as error:
-            column = indent + max(error.offset or 1, 1)
+            column = self._indent + max(error.offset or 1, 1)
             token = self.source[column - 1 :].split(" ")[0] or "end of text"
             raise ExpressionError(self.text, error.msg, shortened(token), column) from None
         except (ValueError, MemoryError, RecursionError):
             raise ExpressionError(self.text, "nested too deeply or not a text of this language") from None
-        self._indent = indent
         self._bounded(root)
         return root
 
