@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -141,5 +142,6 @@ class Plan:
 
     @property
     def gpu_hours(self) -> float:
-        """Upper bound of the plan's cost: GPUs × minutes limit of every run, exact."""
-        return sum(self.cases[run.case].gpus * self.cases[run.case].minutes for run in self.runs) / 60.0
+        """Upper bound of the plan's cost: GPUs × minutes of every run, summed exactly and rounded once."""
+        cases = [self.cases[run.case] for run in self.runs]
+        return float(sum(case.gpus * Fraction(str(case.minutes)) for case in cases) / 60)

@@ -47,7 +47,7 @@ def test_smoke_suite_is_16_runs_of_4_cases_in_abba_order() -> None:
     assert plan.pairs[2].reuse
     assert not any(pair.not_comparable for pair in plan.pairs)
     # 16 runs of 2 processes for 3 minutes.
-    assert plan.gpu_hours == pytest.approx(1.6)
+    assert plan.gpu_hours == 1.6
 
 
 @pytest.mark.parametrize("suite", sorted((ROOT / "suites").glob("*.yaml")), ids=lambda path: path.stem)
@@ -62,6 +62,13 @@ def test_every_suite_resolves_within_its_budget(suite: Path, overrides: tuple[st
 def test_every_recipe_that_is_no_parent_alone_is_in_a_suite_or_has_a_driver() -> None:
     stems = {path.stem for path in (ROOT / "recipes").glob("*.yaml")} - {"sft"}
     assert stems == {path.stem for path in (ROOT / "scripts").glob("*.sh")} - {"common"}
+
+
+def test_cost_is_exact(cases: Project) -> None:
+    """0.1 minutes, 60 times, of 2 processes: exactly 0.2 hours, which a sum of floats misses."""
+    for stem in (FULL_STEM, LORA_STEM):
+        cases.case(stem, LORA if stem == LORA_STEM else "", SIMPLE.replace("minutes=3", "minutes=0.1"))
+    assert cases.plan(PAIR, repeats=30).gpu_hours == 0.2
 
 
 def test_repeats_of_the_command_line_win(cases: Project) -> None:

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules about a suite: its plan, its pairs, its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lora_suite.plan.lint.expressions import Subject, lint_check
+from lora_suite.plan.lint.finding import INCOMPARABLE_ARMS, Finding, error
+from lora_suite.plan.model import Case, Pair, Plan
+
+
+def lint_pairs_and_budget(plan: Plan) -> Iterator[Finding]:
+    """Yield what is wrong with a plan beyond its cases' own files."""
+    for case in plan.cases.values():
+        yield from _lint_extra_checks(plan, case)
+    for pair in plan.pairs:
+        yield from _lint_pair(plan, pair)
+    if plan.budget_gpu_hours is not None and plan.gpu_hours > plan.budget_gpu_hours:
+        message = (
+            f"the plan may cost {plan.gpu_hours:g} GPU-hours, over its budget of {plan.budget_gpu_hours:g}"
+        )
+        yield error(plan.path, 0, "budget", message)
+
+
+def _lint_extra_checks(plan: Plan, case: Case) -> Iterator[Finding]:
+    """Checks that the suite adds to a driver's."""
+    for check in case.checks:
+        if check.file == plan.path:
+            subject = Subject(check.expression, plan.path, check.line, ("data",), (case.recipe,), case.steps)
+            yield from lint_check(subject)
+
+
+def _lint_pair(plan: Plan, pair: Pair) -> Iterator[Finding]:
+    """A pair's checks, and the keys in which its arms differ without leave."""
+    cases = [plan.cases[stem] for stem in pair.arms.values()]
+    recipes = tuple(case.recipe for case in cases)
+    steps = min(case.steps for case in cases)
+    for check in pair.checks:
+        yield from lint_check(Subject(check, plan.path, 0, tuple(pair.arms), recipes, steps))
+    for found in pair.not_comparable:
+        message = (
+            f"pair {pair.name}: the arms differ in {found.key}: {found.left!r} and {found.right!r}; "
+            f"make them equal, or list the key under allow"
+        )
+        yield error(plan.path, 0, INCOMPARABLE_ARMS, message)
