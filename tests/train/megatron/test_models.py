@@ -19,6 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from lora_suite.config import load_recipe
 from tests.train.megatron.ranks import (
     ADAPTERS,
     FULL,
@@ -79,14 +80,15 @@ def pretrained(folder: Path) -> tuple[str, ...]:
 
 
 def model_logits(folder: Path) -> dict[str, torch.Tensor]:
-    """Logits of each model at each tensor parallel size, and the validation loss over two stages."""
+    """Logits of each model at each tensor parallel size, and two steps of training over two ranks."""
     results = {}
     for name in MODELS:
         for split, overrides in SPLITS.items():
             backend = build_layout(FULL, *pretrained(folder / name), *overrides)
             results[f"{name} {split}"] = logits(backend, INPUT)
-        backend = build_layout(FULL, *pretrained(folder / name), *STAGES)
-        results[f"{name} losses"] = [one_step(backend)[0] for _ in range(2)]
+        for split, overrides in {"tp2": (), "pp2": STAGES}.items():
+            backend = build_layout(FULL, *pretrained(folder / name), *overrides)
+            results[f"{name} {split} losses"] = [one_step(backend)[0] for _ in range(2)]
     return results
 
 
@@ -136,9 +138,40 @@ def resumed() -> dict[str, list[tuple[float, float]]]:
     return results
 
 
+def optimizers() -> dict[str, list[float]]:
+    """Losses and norms under both AdamWs; megatron-core's runs on a CPU as long as it does not clip."""
+    from lora_suite.train.backends.megatron.compat import without_cuda
+    from lora_suite.train.backends.megatron.optimizer import MegatronAdamW
+
+    overrides = (
+        "policy.optimizer.kwargs.weight_decay=1.0",
+        *layout(**{"optimizer.use_distributed_optimizer": "false"}),
+    )
+    keys = load_recipe(FULL, overrides).recipe.policy.megatron_cfg.optimizer
+    tokens, results = supervised(global_batch()), {}
+    for name in ("torch", "megatron"):
+        backend = build_layout(FULL, *overrides)
+        with without_cuda():
+            if name == "megatron":
+                backend.optimizer = MegatronAdamW(backend.ddp, keys, torch.float32)
+            losses = []
+            for _ in range(4):
+                losses.append(float(backend.forward_backward(global_batch(), tokens)))
+                backend.sync_gradients()
+                losses.append(float(backend.clip_gradients(None)))
+                backend.optimizer_step(1e-2)
+        results[name] = losses
+    return results
+
+
 def job(folder: Path) -> dict[str, Any]:
     """Everything in one start of the processes."""
-    return {"logits": model_logits(folder), "dropout": with_dropout(), "states": resumed()}
+    return {
+        "logits": model_logits(folder),
+        "dropout": with_dropout(),
+        "states": resumed(),
+        "optimizers": optimizers(),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +205,7 @@ def test_logits_are_those_of_transformers(name, results, models):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_two_stages_train_a_pretrained_model_like_transformers(name, results, models):
+def test_two_ranks_train_a_pretrained_model_like_transformers(name, results, models):
     model = AutoModelForCausalLM.from_pretrained(models / name)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, (0.9, 0.98), 1e-8, 0.01)
     for step in range(2):
@@ -183,7 +216,9 @@ def test_two_stages_train_a_pretrained_model_like_transformers(name, results, mo
         )
         loss = total / supervised(global_batch())
         for rank in results:
-            assert rank["logits"][f"{name} losses"][step] == pytest.approx(float(loss.detach()), rel=1e-4)
+            for split in ("tp2", "pp2"):
+                ours = rank["logits"][f"{name} {split} losses"][step]
+                assert ours == pytest.approx(float(loss.detach()), rel=1e-4)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -211,3 +246,8 @@ def test_a_loaded_state_continues_as_if_nothing_had_happened(name, results):
         states = rank["states"]
         assert states[f"{name} resumed"] == states[f"{name} straight"]
         assert states[f"{name} new"][0] != states[f"{name} straight"][0]
+
+
+def test_megatron_core_s_optimizer_means_the_same_as_torch_s(results):
+    for rank in results:
+        assert rank["optimizers"]["megatron"] == pytest.approx(rank["optimizers"]["torch"], rel=1e-5)

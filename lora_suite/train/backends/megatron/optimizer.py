@@ -128,7 +128,7 @@ class MegatronAdamW:
     """megatron-core's optimizer, distributed over data parallel ranks or not, with float32 main weights."""
 
     def __init__(self, model: DistributedDataParallel, config: MegatronOptimizer, dtype: torch.dtype) -> None:
-        self.inner = get_megatron_optimizer(
+        chain = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer=config.optimizer,
                 lr=config.lr,
@@ -145,6 +145,8 @@ class MegatronAdamW:
             config_overrides={},
             use_gloo_process_groups=False,
         )
+        # One link: a dense model has no separate optimizer for experts.
+        (self.inner,) = chain.chained_optimizers
 
     def clip(self, max_norm: float | None) -> torch.Tensor:
         """Scale gradients to `max_norm`; return the global norm before (scalar)."""
@@ -157,6 +159,8 @@ class MegatronAdamW:
         for group in self.inner.param_groups:
             group["lr"] = lr
         self.inner.step_with_ready_grads()
+        # Drops the main weights' gradients, which may be the DDP's buffer itself (see `TorchAdamW.step`).
+        self.inner.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's moments, step and main weights (its own part under the distributed optimizer)."""
