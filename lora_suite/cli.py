@@ -7,8 +7,10 @@ Each command imports its room when it is called, so that `--help` starts fast an
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +18,7 @@ import click
 
 from lora_suite import __version__
 
+FINDINGS = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130
 
@@ -180,9 +183,17 @@ def lint(paths: tuple[Path, ...], as_json: bool) -> None:
     Example:
       lora-suite lint suites/smoke.yaml
     """
-    from lora_suite.campaign.linting import lint_paths
+    from lora_suite.plan.lint import lint as find
 
-    sys.exit(lint_paths(paths, as_json=as_json))
+    findings = find(paths)
+    if as_json:
+        click.echo(
+            json.dumps([asdict(finding) | {"file": str(finding.file)} for finding in findings], indent=1)
+        )
+    else:
+        for finding in findings:
+            click.echo(finding)
+    sys.exit(FINDINGS if findings else 0)
 
 
 @main.command()

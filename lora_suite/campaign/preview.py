@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from lora_suite.campaign.run import Request, refuse_over_budget
+from lora_suite.campaign.run import Request, refuse_errors
 from lora_suite.config import differences
 from lora_suite.judge.invariants import REQUIRED_INVARIANTS
 from lora_suite.judge.pair import difference_text
@@ -19,13 +19,14 @@ from lora_suite.plan.model import Case, DeclaredCheck, Difference, Pair, Plan
 def preview(request: Request, console: Console | None = None) -> int:
     """Print the plan; return 0, or 5 where the arms of a pair cannot be compared.
 
-    Raises ConfigError for a plan that cannot be resolved, or one over its suite's budget (after printing it).
+    Raises ConfigError for a plan that does not resolve and, after printing it, for errors that lint finds.
     """
     console = console or Console()
     plan = request.plan()
     for line in plan_lines(plan):
         console.print(Text(line), soft_wrap=True, highlight=False)
-    refuse_over_budget(plan)
+    for warning in refuse_errors(plan):
+        console.print(Text(str(warning)), soft_wrap=True, highlight=False)
     return EXIT_CODES["INCOMPARABLE"] if any(pair.not_comparable for pair in plan.pairs) else 0
 
 

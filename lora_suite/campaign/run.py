@@ -23,6 +23,7 @@ from lora_suite.launch.local import LocalLauncher
 from lora_suite.launch.processes import stop_signals_interrupt, undisturbed
 from lora_suite.launch.progress import Progress
 from lora_suite.launch.record import Ended, write_json_atomically
+from lora_suite.plan.lint import Finding, blocking, lint_plan
 from lora_suite.plan.load import load_plan
 from lora_suite.plan.model import Case, Plan, PlannedRun
 from lora_suite.report import junit, terminal
@@ -85,11 +86,13 @@ class PatientConsole(Console):
 def run_suite(request: Request, launcher: Launcher | None = None, console: Console | None = None) -> int:
     """Run a suite and return its exit code.
 
-    Raises ConfigError for whatever is found before anything runs: a wrong plan, no budget, no results folder.
+    Raises ConfigError for whatever is found before anything runs: a plan that does not resolve, errors that
+    lint finds in it (a budget that it exceeds among them), no results folder.
     """
     console = console or PatientConsole()
     plan = request.plan()
-    refuse_over_budget(plan)
+    for warning in refuse_errors(plan):
+        console.print(Text(str(warning)), soft_wrap=True)
     results = _results_folder(request.results, plan.suite)
     verdict = execute(plan, results, launcher or LocalLauncher(), console, keep=request.keep)
     unstored = _store(verdict, results)
@@ -133,14 +136,13 @@ def execute(plan: Plan, results: Path, launcher: Launcher, console: Console, *, 
     )
 
 
-def refuse_over_budget(plan: Plan) -> None:
-    """Raise ConfigError for a plan that may cost more GPU-hours than its suite allows."""
-    budget = plan.budget_gpu_hours
-    if budget is not None and plan.gpu_hours > budget:
-        raise ConfigError(
-            f"{plan.path}: up to {plan.gpu_hours:g} GPU-hours, over its budget_gpu_hours of {budget:g}; "
-            "raise the budget, or run less (-k, --repeats)"
-        )
+def refuse_errors(plan: Plan) -> list[Finding]:
+    """Lint a plan: raise ConfigError with the errors that forbid to run it, return the warnings."""
+    findings = lint_plan(plan)
+    errors = blocking(findings)
+    if errors:
+        raise ConfigError("nothing runs, because of\n" + "\n".join(str(each) for each in errors))
+    return [each for each in findings if each.severity == "warning"]
 
 
 def _run(

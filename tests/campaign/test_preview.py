@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,20 @@ from lora_suite.campaign.preview import preview
 from lora_suite.campaign.run import Request
 from lora_suite.config.errors import ConfigError
 from lora_suite.judge.invariants import REQUIRED_INVARIANTS
+from lora_suite.plan.lint import Finding
+from lora_suite.plan.load import load_plan
 from lora_suite.plan.model import DeclaredCheck, Difference
 from tests.campaign.helpers import console, printed
-from tests.judge.helpers import FULL, LORA, LOSS_FALLS, RATIO, make_case, make_pair, make_plan
+from tests.judge.helpers import FULL, LORA, LOSS_FALLS, RATIO, ROOT, make_case, make_pair, make_plan
 
 
 @pytest.fixture
 def shown(monkeypatch, tmp_path):
     """Print a plan; returns the exit code and the lines."""
 
-    def show(plan) -> tuple[int, list[str]]:
+    def show(plan, *findings: Finding) -> tuple[int, list[str]]:
         monkeypatch.setattr(campaign, "load_plan", lambda path, **options: plan)
+        monkeypatch.setattr(campaign, "lint_plan", lambda plan: [*findings])
         screen = console()
         code = preview(Request(Path("suites/smoke.yaml"), results=tmp_path / "results"), screen)
         assert not (tmp_path / "results").exists()
@@ -73,6 +77,20 @@ def test_arms_that_cannot_be_compared_are_exit_5(shown):
     assert any("INCOMPARABLE" in line for line in lines)
 
 
-def test_over_budget_is_refused_after_printing(shown):
-    with pytest.raises(ConfigError, match=r"over its budget_gpu_hours of 0\.5"):
-        shown(make_plan(budget_gpu_hours=0.5))
+def test_errors_of_lint_are_refused_after_printing(shown):
+    finding = Finding(Path("suites/smoke.yaml"), 0, "error", "budget", "too much")
+    with pytest.raises(ConfigError, match=r"suites/smoke\.yaml: error: too much"):
+        shown(make_plan(), finding)
+
+
+def test_warnings_of_lint_come_last(shown):
+    code, lines = shown(make_plan(), Finding(Path("a.sh"), 3, "warning", "no-margin", "narrow"))
+    assert (code, lines[-1]) == (0, "a.sh:3: warning: narrow [no-margin]")
+
+
+def test_over_budget_is_an_error_of_lint(monkeypatch):
+    """The suite of this repository, with a budget below its 1.6 GPU-hours: found by the real lint."""
+    plan = load_plan(ROOT / "suites" / "smoke.yaml")
+    monkeypatch.setattr(campaign, "load_plan", lambda path, **options: replace(plan, budget_gpu_hours=1.5))
+    with pytest.raises(ConfigError, match=r"1\.6 GPU-hours, over its budget of 1\.5"):
+        preview(Request(plan.path), console())

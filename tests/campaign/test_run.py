@@ -15,9 +15,18 @@ from lora_suite.campaign.run import Request, run_suite
 from lora_suite.config.errors import ConfigError
 from lora_suite.judge.verdict import SuiteVerdict
 from lora_suite.launch.record import Ended
+from lora_suite.plan.lint import INCOMPARABLE_ARMS, Finding
 from lora_suite.plan.model import Difference, Plan
 from tests.campaign.helpers import Deed, FakeLauncher, console, printed, slow_lora, train
 from tests.judge.helpers import FULL, LORA, RATIO, make_case, make_pair, make_plan, planned
+
+
+@pytest.fixture(autouse=True)
+def lint(monkeypatch):
+    """What lint finds in the plan: nothing, unless a test adds something."""
+    findings: list[Finding] = []
+    monkeypatch.setattr(campaign, "lint_plan", lambda plan: findings)
+    return findings
 
 
 @pytest.fixture
@@ -211,17 +220,32 @@ def test_two_runs_of_a_suite_have_two_folders(monkeypatch, tmp_path):
     assert len(list((tmp_path / "smoke").iterdir())) == 2
 
 
-def test_over_budget_nothing_runs(suite, tmp_path):
+def test_with_an_error_of_lint_nothing_runs(suite, lint, tmp_path):
+    lint += [
+        Finding(Path("scripts/a.sh"), 6, "error", "unknown-metric", "no such metric"),
+        Finding(Path("scripts/a.sh"), 7, "warning", "waiver-expired", "expired"),
+    ]
     launcher = FakeLauncher()
-    with pytest.raises(ConfigError, match=r"up to 0\.8 GPU-hours, over its budget_gpu_hours of 0\.5"):
-        suite(make_plan(budget_gpu_hours=0.5), launcher)
+    with pytest.raises(ConfigError) as caught:
+        suite(launcher=launcher)
+    assert str(caught.value).splitlines() == [
+        "nothing runs, because of",
+        "scripts/a.sh:6: error: no such metric [unknown-metric]",
+    ]
     assert launcher.ran == []
     assert not (tmp_path / "results").exists()
 
 
-def test_at_the_budget_it_runs(suite):
-    # 8 runs × 3 minutes × 2 processes.
-    assert suite(make_plan(budget_gpu_hours=0.8))[0] == 0
+def test_a_warning_of_lint_is_printed_first(suite, lint):
+    lint.append(Finding(Path("scripts/a.sh"), 7, "warning", "waiver-expired", "expired"))
+    code, _, text, _ = suite()
+    assert code == 0
+    assert text.splitlines()[0] == "scripts/a.sh:7: warning: expired [waiver-expired]"
+
+
+def test_arms_that_cannot_be_compared_are_no_error_of_lint(suite, lint):
+    lint.append(Finding(Path("suites/a.yaml"), 0, "error", INCOMPARABLE_ARMS, "differ"))
+    assert suite()[0] == 0
 
 
 def test_a_results_folder_that_cannot_be_made_is_a_configuration_error(monkeypatch, tmp_path):
