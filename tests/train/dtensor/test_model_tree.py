@@ -11,7 +11,7 @@ from lora_suite.blueprint.targets import AdapterSite
 from lora_suite.config.errors import ConfigError
 from lora_suite.train.backends.dtensor.build import attach_adapters
 from lora_suite.train.backends.dtensor.linear import LoraLinear
-from lora_suite.train.backends.dtensor.parallel import split_layers
+from lora_suite.train.backends.dtensor.parallel import check_family
 from lora_suite.train.lora.spec import LoraSpec
 from lora_suite.train.models.causal_lm import build_on_meta
 from lora_suite.train.topology import Axis, Topology
@@ -155,9 +155,7 @@ def test_an_adapter_may_multiply_in_another_dtype():
     assert bool(bank.gradient.any())
 
 
-def test_an_architecture_without_a_plan_is_not_split():
-    from transformers import GPT2Config
-
-    model = build_on_meta(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32), torch.float32)
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size.*gpt2"):
-        split_layers(model, None)
+@pytest.mark.parametrize("family", ["nemotron_h", "gpt2"])
+def test_a_family_that_is_not_known_is_refused(family):
+    with pytest.raises(ConfigError, match=rf"policy\.model_name.*llama, qwen2, qwen3.*{family}"):
+        check_family(family)

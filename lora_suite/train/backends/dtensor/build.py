@@ -26,6 +26,7 @@ from lora_suite.train.backends.dtensor.full import FullParameters
 from lora_suite.train.backends.dtensor.linear import LoraLinear
 from lora_suite.train.backends.dtensor.parallel import (
     build_mesh,
+    check_family,
     decoder_layers,
     placement_of,
     shard,
@@ -61,6 +62,7 @@ def build(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch
     masters = policy.precision == "bfloat16" and not lora.enabled
     mesh, topology = build_mesh(device, policy.dtensor_cfg.tensor_parallel_size)
     config = load_config(recipe, recipe_path)
+    check_family(config.model_type)
     model = build_on_meta(config, torch.float32 if masters else compute_dtype)
     if topology.tp.size > 1:
         split_layers(model, mesh["tp"])

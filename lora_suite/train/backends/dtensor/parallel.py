@@ -59,16 +59,17 @@ def placement_of(linear_name: str) -> Placement:
     return "row" if leaf in ROW else "none"
 
 
-def split_layers(model: PreTrainedModel, tp_mesh: DeviceMesh) -> None:
-    """Split attention and MLP of every layer over the tp ranks; embedding, norms and head are replicated.
-
-    Raises ConfigError for a model type without a plan.
-    """
-    if model.config.model_type not in FAMILIES:
+def check_family(model_type: str) -> None:
+    """Raise ConfigError for a model type whose layers this backend does not know how to split and shard."""
+    if model_type not in FAMILIES:
         raise ConfigError(
-            f"policy.dtensor_cfg.tensor_parallel_size: there is no tensor-parallel plan for model type "
-            f"{model.config.model_type!r} (plans: {', '.join(FAMILIES)}); set it to 1"
+            f"policy.model_name: the dtensor backend trains {', '.join(FAMILIES)} models, not {model_type}; "
+            f"name another model"
         )
+
+
+def split_layers(model: PreTrainedModel, tp_mesh: DeviceMesh) -> None:
+    """Split attention and MLP of every layer over the tp ranks; embedding, norms and head are replicated."""
     for _, layer in decoder_layers(model):
         parallelize_module(layer, tp_mesh, _layer_plan(layer))
 
