@@ -251,7 +251,7 @@ def test_process_left_behind_holding_the_output_does_not_hold_the_end(run_dir: P
     stand_in(run_dir, "import subprocess; subprocess.Popen(['sleep', '30'], start_new_session=True)")
     start = time.monotonic()
     assert train(RECIPE, []) == 0
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 20
 
 
 def test_ranks_write_to_a_terminal_where_the_launcher_does(run_dir: Path) -> None:
