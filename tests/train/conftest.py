@@ -45,11 +45,15 @@ class Run:
 
     def train(self, *overrides: str, backend: Build = build, run_id: str = "run-1") -> int:
         """Write recipe.json as the launcher does, and train; returns the exit status."""
+        self.write_job(*overrides, run_id=run_id)
+        return Program(self.folder, backend).run()
+
+    def write_job(self, *overrides: str, run_id: str = "run-1") -> None:
+        """Write recipe.json as the launcher does."""
         self.folder.mkdir(exist_ok=True)
         tree = load_recipe(RECIPE, [*SMALL, *overrides]).tree
         job = {"case": RECIPE.stem, "run_id": run_id, "recipe_path": str(RECIPE), "tree": tree}
         (self.folder / "recipe.json").write_text(json.dumps(job))
-        return Program(self.folder, backend).run()
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
