@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +81,19 @@ def _rank(rank: int, job: Callable[..., Any], folder: Path, args: tuple[Any, ...
     dist.destroy_process_group()
 
 
-def build_layout(recipe: Path, *overrides: str) -> Any:
-    """The backend of a recipe, with megatron-core's groups started anew."""
+def build_layout(recipe: Path, *overrides: str, known: bool = True) -> Any:
+    """The backend of a recipe, with megatron-core's groups started anew.
+
+    known: whether the model's architecture was on this machine before its weights were.
+    """
     from megatron.core import parallel_state
 
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
     resolved = load_recipe(recipe, overrides)
     blueprint = preflight(resolved.recipe, resolved.path)
+    if not known:
+        blueprint = replace(blueprint, model=None, linears=(), adapters=())
     return build(resolved.recipe, resolved.path, blueprint, torch.device("cpu"))
 
 

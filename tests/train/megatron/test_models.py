@@ -19,7 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from lora_suite.config import load_recipe
+from lora_suite.config import ConfigError, load_recipe
 from tests.train.megatron.ranks import (
     ADAPTERS,
     FULL,
@@ -90,6 +90,29 @@ def model_logits(folder: Path) -> dict[str, torch.Tensor]:
             backend = build_layout(FULL, *pretrained(folder / name), *overrides)
             results[f"{name} {split} losses"] = [one_step(backend)[0] for _ in range(2)]
     return results
+
+
+def counts(folder: Path) -> dict[str, int]:
+    """Adapters' parameters of a pretrained model, known before its weights are read or not."""
+    return {
+        str(known): build_layout(LORA, *pretrained(folder / "llama"), known=known).trainable_parameters()
+        for known in (True, False)
+    }
+
+
+def refusals() -> dict[str, str]:
+    """What `build` says on this rank; "" where it builds."""
+    said = {}
+    for name, recipe, overrides in (
+        ("bfloat16", FULL, ("policy.precision=bfloat16",)),
+        ("empty stage", LORA, (*STAGES, *layout(**{"lora_cfg.target_modules": "[model.layers.0.*]"}))),
+    ):
+        try:
+            build_layout(recipe, *overrides)
+            said[name] = ""
+        except ConfigError as error:
+            said[name] = str(error)
+    return said
 
 
 def with_dropout() -> dict[str, Any]:
@@ -171,6 +194,8 @@ def job(folder: Path) -> dict[str, Any]:
         "dropout": with_dropout(),
         "states": resumed(),
         "optimizers": optimizers(),
+        "counts": counts(folder),
+        "refusals": refusals(),
     }
 
 
@@ -251,3 +276,16 @@ def test_a_loaded_state_continues_as_if_nothing_had_happened(name, results):
 def test_megatron_core_s_optimizer_means_the_same_as_torch_s(results):
     for rank in results:
         assert rank["optimizers"]["megatron"] == pytest.approx(rank["optimizers"]["torch"], rel=1e-5)
+
+
+def test_an_architecture_that_comes_with_its_weights_is_adapted_alike(results):
+    # 8 · (in + out) over q, k, v, o, gate, up, down of two layers
+    expected = 2 * 8 * (128 + 96 + 96 + 128 + 160 + 160 + 160)
+    assert all(rank["counts"] == {"True": expected, "False": expected} for rank in results)
+
+
+def test_refuses_on_the_rank_that_cannot_train(results):
+    for rank in results:
+        assert rank["refusals"]["bfloat16"].startswith("policy.precision: full SFT in bfloat16 needs a GPU")
+    assert results[0]["refusals"]["empty stage"] == ""
+    assert "no linear of pipeline stage 1 has an adapter" in results[1]["refusals"]["empty stage"]

@@ -14,6 +14,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 
 from lora_suite.blueprint.facts import Blueprint
 from lora_suite.blueprint.preflight import preflight
+from lora_suite.config.errors import ConfigError
 from lora_suite.config.models import find_config, read_config
 from lora_suite.config.paths import locate
 from lora_suite.config.schema import Megatron, Recipe
@@ -93,6 +94,11 @@ def _for_adapters(
     model: GPTModel, adapters: list[Adapter], parallel: Megatron, topology: Topology, dtype: torch.dtype
 ) -> MegatronBackend:
     """Freeze the weights and give the adapters to a bank."""
+    if not adapters:
+        raise ConfigError(
+            f"policy.megatron_cfg.lora_cfg: no linear of pipeline stage {topology.pp.index} has an adapter; "
+            f"name some in each stage, or use policy.megatron_cfg.pipeline_model_parallel_size=1"
+        )
     model.requires_grad_(False)
     bank = AdapterBank(adapters, topology, dtype)
     bank.build_optimizer(adapter_optimizer(parallel.optimizer))
@@ -107,7 +113,13 @@ def _for_all_weights(
     model: GPTModel, parallel: Megatron, topology: Topology, dtype: torch.dtype
 ) -> MegatronBackend:
     """Wrap the model in megatron-core's DDP, with gradients reduced in float32 where weights are bfloat16."""
-    with_torch = topology.device.type == "cpu" or dtype == torch.float64
+    on_cpu = topology.device.type == "cpu"
+    if on_cpu and dtype == torch.bfloat16:
+        raise ConfigError(
+            "policy.precision: full SFT in bfloat16 needs a GPU on the megatron backend, where main weights "
+            "are float32; use policy.precision=float32"
+        )
+    with_torch = on_cpu or dtype == torch.float64
     ddp = DistributedDataParallel(
         config=model.config,
         ddp_config=DistributedDataParallelConfig(
