@@ -20,6 +20,7 @@ from lora_suite.config.errors import ConfigError
 from lora_suite.config.models import find_config
 from lora_suite.config.paths import locate
 from lora_suite.config.schema import Recipe
+from lora_suite.train.models import attention
 from lora_suite.train.models.initialise import Weight, draw
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ def load_config(recipe: Recipe, recipe_path: Path) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(find_config(name, recipe_path) or name)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{recipe_path}: policy.model_name: {name}: no configuration: {error}") from error
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise ConfigError(
+            f"{recipe_path}: policy.model_name: {name}: has layers with a sliding window, which is not available; "
+            "set use_sliding_window to false in its configuration, or name another model"
+        )
     config.use_cache = False
     return config
 
@@ -46,13 +52,13 @@ def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedMod
     """The module tree of a configuration with parameters and buffers on the meta device.
 
     dtype: of the parameters; what the model computes in float32 by itself (rotary frequencies) stays so.
-    Attention is torch's scaled_dot_product_attention.
+    Attention is `attention.causal_attention`, torch's scaled_dot_product_attention.
     """
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=dtype, attn_implementation="sdpa"
+            config, dtype=dtype, attn_implementation=attention.register()
         )
     return model
 

@@ -98,6 +98,15 @@ def test_an_unusable_configuration_is_named(tmp_path):
         load_config(recipe_of(path), DEFAULTS)
 
 
+def test_a_sliding_window_is_refused(tmp_path):
+    keys = json.loads((RECIPES / "models" / "qwen3-0.6b.json").read_text())
+    keys |= {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+    path = tmp_path / "windows.json"
+    path.write_text(json.dumps(keys))
+    with pytest.raises(ConfigError, match=r"policy\.model_name.*windows\.json.*sliding window"):
+        load_config(recipe_of(path), DEFAULTS)
+
+
 def test_what_is_real_already_is_left_alone(small):
     recipe = recipe_of(small)
     config = load_config(recipe, DEFAULTS)
