@@ -12,9 +12,14 @@
 
 set -euo pipefail
 
+# say MESSAGE: tell whoever runs the driver.
+say() {
+  printf 'lora-suite: %s: %s\n' "${suite_driver##*/}" "$1" >&2
+}
+
 # stop STATUS MESSAGE: end the driver here.
 stop() {
-  printf 'lora-suite: %s: %s\n' "${suite_driver##*/}" "$2" >&2
+  say "$2"
   exit "$1"
 }
 
@@ -23,7 +28,7 @@ suite_stem=$(basename "$suite_driver" .sh)
 suite_root=$(dirname "$(dirname "$suite_driver")")
 suite_recipe=$suite_root/recipes/$suite_stem.yaml
 suite_planning=${LORA_SUITE_PLAN:-0}
-suite_steps='' suite_minutes='' suite_waiver='' suite_trained='' suite_reached=0
+suite_steps='' suite_minutes='' suite_waiver='' suite_trained='' suite_problem='' suite_reached=0
 suite_failed=0 suite_unlimited=0 suite_passed=0
 suite_train_calls=() suite_check_fields=() suite_evidence=()
 
@@ -47,7 +52,7 @@ declare_case() {
 
 # train [--keep] [OVERRIDE…]: train the recipe of this driver's name. Every word reaches the trainer as it is.
 train() {
-  local status=0 word words=()
+  local word words=() statuses=(0 0)
   [[ $suite_steps ]] || stop 2 'declare_case must come before train'
   [[ -f $suite_recipe ]] || stop 2 "there is no recipe of this driver's name: $suite_recipe"
   for word in "$@"; do
@@ -58,9 +63,9 @@ train() {
   prepare_run
   # tee must outlive an interrupt, or the trainer's last words have nowhere to go.
   lora-suite train --config "$suite_recipe" ${words[@]+"${words[@]}"} 2>&1 |
-    tee -i -a "$LORA_SUITE_RUN_DIR/train.log" || status=("${PIPESTATUS[@]}")
-  [[ ${status[0]} == 0 ]] || exit "${status[0]}"
-  [[ ${status[1]:-0} == 0 ]] || stop 3 "cannot write $LORA_SUITE_RUN_DIR/train.log"
+    tee -i -a "$LORA_SUITE_RUN_DIR/train.log" || statuses=("${PIPESTATUS[@]}")
+  [[ ${statuses[0]} == 0 ]] || exit "${statuses[0]}"
+  [[ ${statuses[1]} == 0 ]] || stop 3 "cannot write $LORA_SUITE_RUN_DIR/train.log"
   suite_trained=1
 }
 
@@ -129,7 +134,8 @@ check() {
   [[ -z $waiver || ${#expressions[@]} == 1 ]] || stop 2 'a waiver relaxes one limit: give it a check of its own'
   [[ $suite_planning == 1 ]] && return
   [[ $suite_trained ]] || stop 2 'train must come before check'
-  require_last_step
+  find_last_step
+  [[ -z $suite_problem ]] || stop 4 "$suite_problem"
   [[ -z $waiver ]] || expressions=("$(waived_limit "$waiver" "${expressions[0]}")")
   judge "${expressions[@]}" -- "${conditions[@]}"
 }
@@ -137,21 +143,23 @@ check() {
 # waived_limit WAIVER EXPRESSION: print the limit that counts today.
 waived_limit() {
   if [[ $(jq -r .until <<< "$1") < $(date -u +%F) ]]; then
-    echo "waiver expired, the limit is as before: $(jq -r .revert_to <<< "$1")" >&2
+    say "waiver expired, the limit is as before: $(jq -r .revert_to <<< "$1")"
     jq -r .revert_to <<< "$1"
   else
     printf '%s\n' "$2"
   fi
 }
 
-# Ask that this run's own metrics reach the last declared step; a short run is never judged.
-require_last_step() {
+# Find how far this run's own metrics go; suite_problem then says why they may not be judged, if so.
+find_last_step() {
   local record=$LORA_SUITE_RUN_DIR/run.json
-  [[ $(jq -r .run_id "$record" 2> /dev/null) == "$LORA_SUITE_RUN_ID" ]] ||
-    stop 4 "$record is not of this run ($LORA_SUITE_RUN_ID): its metrics are not judged"
+  if [[ $(jq -r .run_id "$record" 2> /dev/null) != "$LORA_SUITE_RUN_ID" ]]; then
+    suite_problem="$record is not of this run ($LORA_SUITE_RUN_ID): its metrics are not judged"
+    return
+  fi
   suite_reached=$(jq '[."train/loss" // {} | keys[] | tonumber] | max // 0' \
     "$LORA_SUITE_RUN_DIR/metrics.json" 2> /dev/null) || suite_reached=0
-  ((${suite_reached:=0} >= suite_steps)) || stop 4 "reached $suite_reached of $suite_steps steps"
+  ((${suite_reached:=0} >= suite_steps)) || suite_problem="reached $suite_reached of $suite_steps steps"
 }
 
 # judge EXPRESSION… -- WHEN ON …: run the checker on those expressions whose conditions hold.
@@ -226,7 +234,13 @@ finish() {
   fi
   [[ $suite_trained ]] || exit "$status"
   # A driver without checks must still have trained to its end.
-  if ((status == 0 && suite_reached == 0)); then (require_last_step) || status=$?; fi
+  if ((status == 0 && suite_reached == 0)); then
+    find_last_step
+    if [[ $suite_problem ]]; then
+      say "$suite_problem"
+      status=4
+    fi
+  fi
   if ((status == 0 && suite_failed)); then status=1; fi
   if ((status == 0 && suite_unlimited)); then status=5; fi
   printf '%s\n' ${suite_evidence[@]+"${suite_evidence[@]}"} |

@@ -108,6 +108,12 @@ class TestInterval:
         # 95 % ± 4 standard errors of a share over 2,000 draws.
         assert abs(covered / 2000 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 2000)
 
+    def test_repeats_that_disagree_wildly_still_give_numbers(self):
+        effect = log_effect([0.0, 500.0]).as_ratio()
+        assert all(map(math.isfinite, (effect.low, effect.estimate, effect.high)))
+        assert effect.smallest_detectable is not None
+        assert decide(effect, "<", 2.0) == "INCONCLUSIVE"
+
     def test_as_a_ratio(self):
         effect = LogEffect(theta=math.log(2), low=0.0, high=math.log(4), repeats=4, detectable=math.log(1.5))
         ratio = effect.as_ratio()

@@ -89,6 +89,9 @@ def test_short_run_of_a_driver_without_checks_exits_4(project: Project) -> None:
     done = project.run(project.driver("declare_case steps=30 minutes=1\ntrain\n"))
     assert done.returncode == 4
     assert "reached 3 of 30 steps" in done.stderr
+    assert project.evidence() == {"status": 4, "steps": 30, "reached": 3, "checks": []}
+    assert project.run(project.driver("declare_case steps=3 minutes=1\ntrain\n")).returncode == 0
+    assert project.evidence() == {"status": 0, "steps": 3, "reached": 3, "checks": []}
 
 
 @pytest.mark.parametrize("content", ["{}", '{"train/loss": {}}', "", "not json", "[]"])

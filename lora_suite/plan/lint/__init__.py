@@ -61,10 +61,11 @@ def _lint_plan(plan: Plan, cases: CaseLint) -> set[Finding]:
 
 
 def _lint_file(path: Path, cases: CaseLint) -> Iterable[Finding]:
-    """The findings of one file, by its kind."""
+    """The findings of one file by its kind; raises ConfigError for a file that is no YAML or no text."""
     if path.suffix == ".sh":
         return cases.driver(path)
-    if not _is_suite(path):
+    tree = read_yaml(path).tree
+    if path.resolve().parent.name != "suites" and {"cases", "pairs"}.isdisjoint(tree):
         return cases.recipe(path)
     try:
         return _lint_plan(load_plan(path), cases)
@@ -92,8 +93,3 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 def _is_lintable(path: Path) -> bool:
     """Whether the file is a recipe, suite or driver by its name."""
     return path.is_file() and path.suffix in (".yaml", ".sh") and path.name != COMMON
-
-
-def _is_suite(path: Path) -> bool:
-    """Whether a YAML file is a suite rather than a recipe: it has cases or pairs, or lies among suites."""
-    return path.resolve().parent.name == "suites" or not {"cases", "pairs"}.isdisjoint(read_yaml(path).tree)

@@ -12,6 +12,7 @@ import pytest
 
 from check_metrics import Series, evaluate, parse
 from lora_suite.config import ConfigError
+from lora_suite.launch import starter
 from lora_suite.plan.driver import read_driver
 from lora_suite.plan.lint import Finding, blocking, lint, lint_plan
 from tests.plan.conftest import BASE, SIMPLE, Project
@@ -51,8 +52,10 @@ def test_clean_project_has_no_findings(clean: Project) -> None:
     assert findings(clean) == []
 
 
-def test_starter_set_has_no_findings() -> None:
-    assert lint([ROOT], TODAY) == []
+@pytest.mark.slow
+def test_starter_set_has_no_findings(tmp_path: Path) -> None:
+    starter.init(tmp_path)
+    assert lint([tmp_path], TODAY) == []
 
 
 @pytest.mark.parametrize(
@@ -314,7 +317,7 @@ def test_budget_is_exact(clean: Project) -> None:
     assert "0.2 GPU-hours" in found.message
 
 
-@pytest.mark.parametrize("text", ["name: x\n", PAIR.replace(f"{BASE}-lora", "nothing"), "name: [\n"])
+@pytest.mark.parametrize("text", ["name: x\n", PAIR.replace(f"{BASE}-lora", "nothing"), PAIR + "repeat: 4\n"])
 def test_suite_that_does_not_resolve(clean: Project, text: str) -> None:
     clean.suite(text)
     assert only(clean).rule == "suite"
@@ -341,9 +344,11 @@ def test_paths_default_to_the_current_folder(clean: Project, monkeypatch: pytest
     assert [str(found.file) for found in lint(today=TODAY)] == [f"scripts/{BASE}.sh"]
 
 
-@pytest.mark.parametrize("name", ["gone.yaml", "notes.txt", "empty"])
+@pytest.mark.parametrize("name", ["gone.yaml", "notes.txt", "empty", "no.yaml", "bytes.sh"])
 def test_unreadable_input_is_an_error_of_the_call(tmp_path: Path, name: str) -> None:
     (tmp_path / "notes.txt").touch()
     (tmp_path / "empty").mkdir()
+    (tmp_path / "no.yaml").write_text("a: [")
+    (tmp_path / "bytes.sh").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=name):
         lint([tmp_path / name], TODAY)
