@@ -41,7 +41,7 @@ def load_config(recipe: Recipe, recipe_path: Path) -> PreTrainedConfig:
         raise ConfigError(f"{recipe_path}: policy.model_name: {name}: no configuration: {error}") from error
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise ConfigError(
-            f"{recipe_path}: policy.model_name: {name}: has layers with a sliding window, which is not available; "
+            f"{recipe_path}: policy.model_name: {name}: a sliding window is not available; "
             "set use_sliding_window to false in its configuration, or name another model"
         )
     config.use_cache = False
