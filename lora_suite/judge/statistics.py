@@ -24,6 +24,7 @@ from lora_suite.judge.verdict import Effect, State
 
 CONFIDENCE = 0.95
 POWER = 0.80
+_LARGEST_LOG = 700.0
 
 Operator = Literal["<", "<=", ">", ">="]
 
@@ -41,12 +42,12 @@ class LogEffect:
     def as_ratio(self) -> Effect:
         """The same on the ratio scale, where 1.0 is equal; `detectable` becomes a relative change."""
         return Effect(
-            estimate=math.exp(self.theta),
-            low=math.exp(self.low),
-            high=math.exp(self.high),
+            estimate=_ratio(self.theta),
+            low=_ratio(self.low),
+            high=_ratio(self.high),
             confidence=CONFIDENCE,
             repeats=self.repeats,
-            smallest_detectable=math.expm1(self.detectable),
+            smallest_detectable=_ratio(self.detectable) - 1.0,
         )
 
 
@@ -108,6 +109,11 @@ def decide(effect: Effect, operator: Operator, limit: float) -> State:
     if not low_holds and not high_holds:
         return "FAIL"
     return "INCONCLUSIVE"
+
+
+def _ratio(log: float) -> float:
+    # Two repeats that disagree wildly reach beyond the floating-point numbers; JSON has no infinity.
+    return math.exp(min(log, _LARGEST_LOG))
 
 
 def _holds(value: float, operator: Operator, limit: float) -> bool:

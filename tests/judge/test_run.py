@@ -210,10 +210,11 @@ def test_series_that_are_not_ours_are_left_to_the_checks(tmp_path):
     assert judged(tmp_path, damage).state == "PASS"
 
 
-def test_a_short_run_is_missing_whatever_its_checks_would_say(tmp_path):
-    verdict = judged(tmp_path, steps=3)
-    assert (verdict.state, verdict.message) == ("MISSING", "reached 3 of 10 steps")
-    assert verdict.steps_done == 3
+@pytest.mark.parametrize("steps", [1, 3, 9])
+def test_a_short_run_is_missing_whatever_its_checks_would_say(tmp_path, steps):
+    verdict = judged(tmp_path, steps=steps)
+    assert (verdict.state, verdict.message) == ("MISSING", f"reached {steps} of 10 steps")
+    assert verdict.steps_done == steps
     assert verdict.checks == []
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -84,6 +85,15 @@ def test_swapped_directories_do_not_pass(tmp_path):
     runs, pairs = judge_suite(plan, tmp_path, executions)
     assert [run.state for run in runs[:2]] == ["MISSING", "MISSING"]
     assert pairs[0].state == "MISSING"
+
+
+def test_a_copy_of_another_run_does_not_pass(tmp_path):
+    plan = make_plan()
+    executions = execute(plan, tmp_path)
+    shutil.copytree(tmp_path / FULL / "1", tmp_path / FULL / "2", dirs_exist_ok=True)
+    runs, pairs = judge_suite(plan, tmp_path, executions)
+    assert (runs[2].state, runs[2].message) == ("MISSING", f"its run.json is that of {FULL} run 1")
+    assert pairs[0].message == f"full run 2: MISSING its run.json is that of {FULL} run 1"
 
 
 def verdict_of(*states: State, interrupted: bool = False) -> SuiteVerdict:
