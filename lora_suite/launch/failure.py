@@ -13,12 +13,6 @@ CONFIGURATION = 2
 NOTHING_TO_DO = 4
 """Exit status of a rank that was to continue a training which had reached its last step already."""
 
-CONFIGURATION = 2
-"""Exit status of a rank that found, before its first step, that it was asked for something impossible."""
-
-NOTHING_TO_DO = 4
-"""Exit status of a rank that was to continue a training which had reached its last step already."""
-
 
 @dataclass(frozen=True)
 class Failure:
