@@ -124,7 +124,6 @@ def with_dropout() -> dict[str, Any]:
             "tp1": SPLITS["tp1"],
             "tp2": (),
             "sp": SEQUENCE,
-            "recompute": RECOMPUTED,
             "sp recompute": SEQUENCE + RECOMPUTED,
         }.items():
             backend = build_layout(LORA, *ADAPTERS, *dropped, *overrides)
@@ -149,12 +148,9 @@ def resumed() -> dict[str, list[tuple[float, float]]]:
         ("lora", LORA, (*ADAPTERS, *DROPPED["pre"])),
     ):
         backend = build_layout(recipe, *overrides)
-        one_step(backend)
-        one_step(backend)
+        results[f"{name} first"] = [one_step(backend) for _ in range(2)]
         state = copy.deepcopy(backend.state_dict())
         results[f"{name} straight"] = [one_step(backend) for _ in range(2)]
-        backend = build_layout(recipe, *overrides)
-        results[f"{name} new"] = [one_step(build_layout(recipe, *overrides))]
         backend = build_layout(recipe, *overrides)
         backend.load_state_dict(state)
         results[f"{name} resumed"] = [one_step(backend) for _ in range(2)]
@@ -256,7 +252,7 @@ def test_dropout_masks_depend_neither_on_the_split_nor_on_recomputation(position
     whole = results[0]["dropout"][f"{position} tp1"]
     assert whole["index"] == 0
     assert abs(whole["loss"] - whole["validation"]) > 1e-2 * whole["loss"]
-    for name in ("tp2", "sp", "recompute", "sp recompute"):
+    for name in ("tp2", "sp", "sp recompute"):
         for rank in results:
             ours, plain = rank["dropout"][f"{position} {name}"], rank["dropout"][f"{position} tp2"]
             assert ours["loss"] == pytest.approx(whole["loss"], rel=1e-6)
@@ -270,7 +266,7 @@ def test_a_loaded_state_continues_as_if_nothing_had_happened(name, results):
     for rank in results:
         states = rank["states"]
         assert states[f"{name} resumed"] == states[f"{name} straight"]
-        assert states[f"{name} new"][0] != states[f"{name} straight"][0]
+        assert states[f"{name} resumed"] != states[f"{name} first"]
 
 
 def test_megatron_core_s_optimizer_means_the_same_as_torch_s(results):

@@ -55,6 +55,7 @@ def without_cuda() -> Iterator[None]:
         stack.enter_context(_CudaIsCpu())
         for owner, name, value in (
             (torch.cuda, "current_device", lambda: torch.device("cpu")),
+            (torch.cuda, "current_stream", lambda: None),
             (torch.cuda, "synchronize", lambda: None),
             (megatron_random, "_get_cuda_rng_state", lambda **_: torch.empty(0)),
             (megatron_random, "_set_cuda_rng_state", lambda *_, **__: None),
