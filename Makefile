@@ -9,12 +9,13 @@ STAMP := $(VENV)/.installed
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help smoke test lint install bench-checker soak clean require-jq
+.PHONY: help smoke test lint docs-check install bench-checker soak clean require-jq
 
 help:
 	@echo "make smoke          install, then run suites/smoke.yaml on this machine (no GPU, no account)"
 	@echo "make test           install, then run every test"
-	@echo "make lint           ruff, mypy, import-linter, licence headers, docstring coverage"
+	@echo "make lint           ruff, mypy, import-linter, licence headers, docstring coverage, docs-check"
+	@echo "make docs-check     tests that the pages name are collected, links and commands are right"
 	@echo "make bench-checker  time check_metrics on a 28 MB metrics.json"
 	@echo "make soak           the long runs: fuzzing of the expression parser"
 	@echo "make clean          remove .venv and caches"
@@ -45,6 +46,10 @@ lint: install
 	$(BIN)/lint-imports
 	$(BIN)/python tools/spdx.py
 	$(BIN)/interrogate --quiet check_metrics lora_suite
+	$(BIN)/python tools/docs_check.py
+
+docs-check: install
+	$(BIN)/python tools/docs_check.py
 
 bench-checker: install
 	$(PYTEST) tests/bench --benchmark-only -n 0
