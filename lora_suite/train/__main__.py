@@ -57,7 +57,11 @@ def _one_line(error: Exception) -> str:
 
 
 def _leave_orderly(number: int, frame: FrameType | None) -> NoReturn:
-    """Let `finally` blocks run, so that what was measured is kept."""
+    """Let `finally` blocks run, so that what was measured is kept.
+
+    Launcher and torchrun both send the signal; a second one must not cut these blocks short.
+    """
+    signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 

@@ -104,14 +104,43 @@ class Trainer:
     # -- one step -------------------------------------------------------------------------------------------
 
     def _train_step(self, step: int) -> None:
-        backend, timer, faults = self._backend, self._timer, self._recipe.debug.faults
-        recipe, batch = self._recipe, self._data.steps[step - 1]
-        kill_if_due(faults, self._topology.rank, step)
+        recipe, timer, batch = self._recipe, self._timer, self._data.steps[step - 1]
+        kill_if_due(recipe.debug.faults, self._topology.rank, step)
         lr = learning_rate(
             step, peak_learning_rate(recipe), recipe.policy.scheduler, recipe.sft.max_num_steps
         )
-
         timer.start()
+        scalars = self._update(step, batch, lr)
+        loss = scalars.loss_sum / batch.supervised
+        validation_loss = None
+        if self._validation_due(step):
+            validation_loss = self._validate()
+            timer.host("validation")
+        if self._checkpoints.due(step, self.last_step):
+            self._save(step, loss, validation_loss)
+            timer.host("checkpointing")
+
+        if self._checks is not None:
+            self._checks.after_step(step, loss, loss_is_comparable=recipe.policy.lora.dropout == 0.0)
+        if self._reporter is not None:
+            report = StepReport(
+                step=step,
+                loss=loss,
+                grad_norm=scalars.grad_norm,
+                lr=lr,
+                work=self._work(batch),
+                batch=batch.fingerprint,
+                seconds=timer.seconds,
+                phases=timer.phases,
+                peaks=scalars.peaks,
+                lora=self._lora_metrics(),
+                validation_loss=validation_loss,
+            )
+            self._reporter.step(report)
+
+    def _update(self, step: int, batch: GlobalBatch, lr: float) -> Scalars:
+        """The step itself, phase by phase; the host waits for the device once, at the end."""
+        backend, timer, faults = self._backend, self._timer, self._recipe.debug.faults
         batches = self._on_device(batch, self._data.slicing)
         timer.host("data")
         timer.begin_device()
@@ -121,7 +150,7 @@ class Trainer:
         timer.device("grad_sync")
         if self._checks is not None:
             self._checks.after_backward(step)
-        grad_norm = backend.clip_gradients(recipe.policy.max_grad_norm)
+        grad_norm = backend.clip_gradients(self._recipe.policy.max_grad_norm)
         with freezing(faults, backend.bank):
             backend.optimizer_step(lr)
         scalars = self._reduce(loss, grad_norm)
@@ -129,35 +158,7 @@ class Trainer:
         if faults.slow_step > 1.0:
             drag(faults, sum(timer.phases.values()) - timer.phases["data"])
             timer.host("forward_backward")
-
-        mean_loss = scalars.loss_sum / batch.supervised
-        validation_loss = None
-        if self._validation_due(step):
-            validation_loss = self._validate()
-            timer.host("validation")
-        if self._checkpoints.due(step, self.last_step):
-            self._save(step, mean_loss, validation_loss)
-            timer.host("checkpointing")
-
-        if self._checks is not None:
-            no_dropout = recipe.policy.lora.dropout == 0.0
-            self._checks.after_step(step, mean_loss, loss_is_comparable=no_dropout)
-        if self._reporter is not None:
-            self._reporter.step(
-                StepReport(
-                    step=step,
-                    loss=mean_loss,
-                    grad_norm=scalars.grad_norm,
-                    lr=lr,
-                    work=self._work(batch),
-                    batch=batch.fingerprint,
-                    seconds=timer.seconds,
-                    phases=timer.phases,
-                    peaks=scalars.peaks,
-                    lora=self._lora_metrics(),
-                    validation_loss=validation_loss,
-                )
-            )
+        return scalars
 
     def _reduce(self, loss: torch.Tensor, grad_norm: torch.Tensor) -> Scalars:
         """Bring loss, norm and memory of all ranks to the host: one reduction, one wait for the device.

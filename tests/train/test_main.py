@@ -82,8 +82,11 @@ def test_bad_input_shows_no_traceback(
 def test_told_to_stop_it_leaves_with_the_signals_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    handlers = []
+    monkeypatch.setattr(signal, "signal", lambda number, handler: handlers.append((number, handler)))
     with pytest.raises(SystemExit) as stop:
-        entry._leave_orderly(15, None)
+        entry._leave_orderly(signal.SIGTERM, None)
+    assert handlers == [(signal.SIGTERM, signal.SIG_IGN)]
     assert leave(tmp_path, stop.value, monkeypatch) == 143
     assert first_failure(tmp_path) is None
 

@@ -123,6 +123,20 @@ def test_a_log_gets_the_first_and_the_last_step(tmp_path: Path, capsys: pytest.C
     assert "loss 2.0000" in lines[0]
 
 
+def test_a_terminal_gets_a_bar(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    taker = reporter(tmp_path)
+    for step in range(1, 5):
+        taker.step(report(step))
+    taker.close()
+    shown = capsys.readouterr().out
+    assert "loss 2.0000  0:00 left" in shown
+    assert "step 1/4" not in shown  # that would be a log's line
+
+
 def test_words_for_a_person() -> None:
     assert describe(Progress(1, 9, 1.23456, 125.4)) == "loss 1.2346  2:05 left"
     assert describe(Progress(1, 9, None, None)) == "loss not finite"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phases of a step on the host's clock (tests/gpu has those of a device)."""
+"""Phases of a step on the host's clock."""
 
 from __future__ import annotations
 
