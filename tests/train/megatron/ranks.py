@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -86,9 +87,9 @@ def build_layout(recipe: Path, *overrides: str, known: bool = True) -> Any:
 
     known: whether the model's architecture was on this machine before its weights were.
     """
-    from megatron.core import parallel_state
+    if "megatron.core" in sys.modules:
+        from megatron.core import parallel_state
 
-    if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
     resolved = load_recipe(recipe, overrides)
     blueprint = preflight(resolved.recipe, resolved.path)

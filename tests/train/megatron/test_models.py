@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -19,7 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from lora_suite.config import ConfigError, load_recipe
+from lora_suite.config import ConfigError
 from tests.train.megatron.ranks import (
     ADAPTERS,
     FULL,
@@ -44,7 +45,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "vocab_size": 320,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 16384,
     "initializer_range": 0.2,
 }
 LLAMA3 = {
@@ -72,6 +73,15 @@ DROPPED = {
     for position in ("pre", "post")
 }
 RECOMPUTED, SEQUENCE = layout(activation_checkpointing="true"), layout(sequence_parallel="true")
+
+
+# Precision, whether the optimizer is distributed, and the layout.
+OPTIMIZERS = {
+    "distributed": ("float32", "true", SPLITS["tp1"]),
+    "plain": ("float32", "false", SEQUENCE),
+    "bfloat16 distributed": ("bfloat16", "true", SEQUENCE),
+    "bfloat16": ("bfloat16", "false", SPLITS["tp1"]),
+}
 
 
 def pretrained(folder: Path) -> tuple[str, ...]:
@@ -157,29 +167,52 @@ def resumed() -> dict[str, list[tuple[float, float]]]:
     return results
 
 
-def optimizers() -> dict[str, list[float]]:
-    """Losses and norms under both AdamWs; megatron-core's runs on a CPU as long as it does not clip."""
-    from lora_suite.train.backends.megatron.compat import without_cuda
-    from lora_suite.train.backends.megatron.optimizer import MegatronAdamW
+class _TypesAreCuda(TorchFunctionMode):
+    """Answers that CPU tensors are CUDA's, which is all that megatron-core's optimizers ask for."""
 
-    overrides = (
-        "policy.optimizer.kwargs.weight_decay=1.0",
-        *layout(**{"optimizer.use_distributed_optimizer": "false"}),
-    )
-    keys = load_recipe(FULL, overrides).recipe.policy.megatron_cfg.optimizer
-    tokens, results = supervised(global_batch()), {}
-    for name in ("torch", "megatron"):
-        backend = build_layout(FULL, *overrides)
-        with without_cuda():
-            if name == "megatron":
-                backend.optimizer = MegatronAdamW(backend.ddp, keys, torch.float32)
-            losses = []
-            for _ in range(4):
-                losses.append(float(backend.forward_backward(global_batch(), tokens)))
-                backend.sync_gradients()
-                losses.append(float(backend.clip_gradients(None)))
-                backend.optimizer_step(1e-2)
-        results[name] = losses
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result.replace("torch.", "torch.cuda.") if isinstance(result, str) else result
+
+
+def as_on_gpus(backend: Any, steps: int) -> list[tuple[float, float]]:
+    """Steps of `one_step` with megatron-core's own optimizer."""
+    from lora_suite.train.backends.megatron.compat import without_cuda
+
+    with without_cuda(), _TypesAreCuda():
+        return [one_step(backend) for _ in range(steps)]
+
+
+def build_as_on_gpus(*overrides: str) -> Any:
+    """The backend of a GPU, on the CPU."""
+    from lora_suite.train.backends.megatron import construct
+
+    with pytest.MonkeyPatch.context() as patch, _TypesAreCuda():
+        patch.setattr(construct, "megatron_optimizer_runs", lambda *_: True)
+        return build_layout(FULL, *overrides)
+
+
+def optimizers() -> dict[str, Any]:
+    """Curves under megatron-core's optimizers: straight on, from a loaded state, and under torch's AdamW."""
+    results = {}
+    for name, (precision, distributed, overrides) in OPTIMIZERS.items():
+        keys = (
+            f"policy.precision={precision}",
+            "policy.optimizer.kwargs.weight_decay=1.0",
+            *layout(**{"optimizer.use_distributed_optimizer": distributed}),
+            *overrides,
+        )
+        backend = build_as_on_gpus(*keys)
+        kind = type(backend.optimizer.inner).__name__
+        first = as_on_gpus(backend, 2)
+        state = copy.deepcopy(backend.state_dict())
+        straight = as_on_gpus(backend, 2)
+        backend = build_as_on_gpus(*keys)
+        backend.load_state_dict(state)
+        resumed = as_on_gpus(backend, 2)
+        backend = build_layout(FULL, *keys, "policy.precision=float32")
+        plain = [one_step(backend) for _ in range(4)]
+        results[name] = {"kind": kind, "curve": first + straight, "resumed": resumed, "torch": plain}
     return results
 
 
@@ -269,9 +302,21 @@ def test_a_loaded_state_continues_as_if_nothing_had_happened(name, results):
         assert states[f"{name} resumed"] != states[f"{name} first"]
 
 
-def test_megatron_core_s_optimizer_means_the_same_as_torch_s(results):
+@pytest.mark.parametrize("name", ["distributed", "plain", "bfloat16 distributed", "bfloat16"])
+def test_megatron_core_s_optimizers_mean_the_same_as_torch_s(name, results):
+    kinds = {
+        "distributed": "DistributedOptimizer",
+        "plain": "FP32Optimizer",
+        "bfloat16 distributed": "DistributedOptimizer",
+        "bfloat16": "Float16OptimizerWithFloat16Params",
+    }
     for rank in results:
-        assert rank["optimizers"]["megatron"] == pytest.approx(rank["optimizers"]["torch"], rel=1e-5)
+        ours = rank["optimizers"][name]
+        assert ours["kind"] == kinds[name]
+        assert ours["resumed"] == ours["curve"][2:]
+        tolerance = 3e-2 if "bfloat16" in name else 1e-5
+        for step, plain in zip(ours["curve"], ours["torch"], strict=True):
+            assert step == pytest.approx(plain, rel=tolerance)
 
 
 def test_an_architecture_that_comes_with_its_weights_is_adapted_alike(results):

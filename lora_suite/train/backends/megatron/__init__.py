@@ -28,12 +28,12 @@ EXPECTED_WARNINGS_ON_CPU = (r"When using (async grad allreduce|sequence parallel
 
 
 def build(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch.device) -> Backend:
-    """Build this rank's part of a recipe's model, after `init_process_group`; see `build.build_backend`."""
+    """Build this rank's part of a recipe's model, after `init_process_group`: `construct.build_backend`."""
     on_cpu = device.type == "cpu"
     for message in EXPECTED_WARNINGS + (EXPECTED_WARNINGS_ON_CPU if on_cpu else ()):
         warnings.filterwarnings("ignore", message)
     with _without_compiler() if on_cpu else nullcontext():
-        from lora_suite.train.backends.megatron.build import build_backend
+        from lora_suite.train.backends.megatron.construct import build_backend
     return build_backend(recipe, recipe_path, blueprint, device)
 
 

@@ -109,17 +109,21 @@ def _for_adapters(
     return MegatronBackend(topology, model, bank=bank)
 
 
+def megatron_optimizer_runs(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether megatron-core's optimizers can be used: they check for CUDA tensors of at most 32 bits."""
+    return device.type == "cuda" and dtype != torch.float64
+
+
 def _for_all_weights(
     model: GPTModel, parallel: Megatron, topology: Topology, dtype: torch.dtype
 ) -> MegatronBackend:
     """Wrap the model in megatron-core's DDP, with gradients reduced in float32 where weights are bfloat16."""
-    on_cpu = topology.device.type == "cpu"
-    if on_cpu and dtype == torch.bfloat16:
+    with_torch = not megatron_optimizer_runs(topology.device, dtype)
+    if with_torch and dtype == torch.bfloat16:
         raise ConfigError(
             "policy.precision: full SFT in bfloat16 needs a GPU on the megatron backend, where main weights "
             "are float32; use policy.precision=float32"
         )
-    with_torch = on_cpu or dtype == torch.float64
     ddp = DistributedDataParallel(
         config=model.config,
         ddp_config=DistributedDataParallelConfig(
