@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Published traps of threshold checkers, each with the input that showed it and the right verdict.
 
-The thread that reported a trap is named at its test; docs/check_metrics.md lists them all.
+The thread that reported a trap is named at its test; docs/traps.md lists them all.
 """
 
 import json
