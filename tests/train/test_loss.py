@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from lora_suite.train.backends.dtensor.loss import token_loss_sum
 from lora_suite.train.batch import IGNORED
-from lora_suite.train.loss import token_loss_sum
 from tests.train.conftest import Run
 
 
@@ -25,22 +25,6 @@ def test_two_micro_batches_of_unequal_size() -> None:
 
     sums = [token_loss_sum(*batch(2, 3.0)), token_loss_sum(*batch(6, 1.0))]
     assert float(sum(sums)) / 8 == pytest.approx(1.5, rel=1e-12)
-
-
-def test_a_batch_without_targets_costs_nothing_and_has_a_zero_gradient() -> None:
-    logits = torch.randn(2, 3, 5, requires_grad=True)
-    loss = token_loss_sum(logits, torch.full((2, 3), IGNORED))
-    loss.backward()  # type: ignore[no-untyped-call]
-    assert float(loss.detach()) == 0.0
-    assert logits.grad is not None
-    assert float(logits.grad.abs().max()) == 0.0
-
-
-def test_half_precision_logits_are_summed_in_float32() -> None:
-    logits = torch.randn(1, 64, 300, generator=torch.Generator().manual_seed(1)).bfloat16()
-    labels = torch.arange(64)[None]
-    exact = token_loss_sum(logits.double(), labels)
-    assert float(token_loss_sum(logits, labels)) == pytest.approx(float(exact), rel=1e-5)
 
 
 @pytest.mark.parametrize("arm", [(), ("policy.dtensor_cfg.lora_cfg.enabled=true",)])
