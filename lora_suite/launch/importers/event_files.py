@@ -20,6 +20,8 @@ NAME_PART = "tfevents"
 _SIDE_BY_SIDE = "they were written at the same time, so import one of them alone"
 _HEAD = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
+# Seconds since 1970, some 30,000 years from now: a time beyond it is none.
+_LATEST = 1e12
 _NUMERIC = ("DT_FLOAT", "DT_DOUBLE", "DT_HALF", "DT_INT32", "DT_INT64")
 
 
@@ -73,6 +75,8 @@ def _parts(path: Path, strict: bool, warnings: list[str]) -> list[Run]:
             event = Event.FromString(record)
         except DecodeError:
             raise _damaged(path, offset, "holds no event") from None
+        if not 0 <= event.wall_time < _LATEST:
+            raise _damaged(path, offset, f"has the time {event.wall_time}")
         restarts = event.HasField("session_log") and event.session_log.status == SessionLog.START
         if not parts or (restarts and parts[-1].values):
             parts.append(Run(where=str(path), start=event.wall_time))

@@ -287,6 +287,14 @@ def test_a_record_that_is_no_event(tmp_path: Path) -> None:
         import_metrics(tmp_path)
 
 
+@pytest.mark.parametrize("time", [math.nan, math.inf, -1.0, 1e300])
+def test_a_time_that_is_none(tmp_path: Path, time: float) -> None:
+    write_run(tmp_path / NAME.format(1), 1000, {"ray/node.0.gpu.0.mem_gb": {0: 5.0}})
+    write_events(tmp_path / NAME.format(2), scalar(time, 1, "ray/node.0.gpu.0.mem_gb", 1.0))
+    with pytest.raises(ConfigError, match="damaged, the record at byte 0 has the time"):
+        import_metrics(tmp_path)
+
+
 def test_a_tensor_that_lacks_its_content(tmp_path: Path) -> None:
     short = numbers("float64", 1.0)
     made = tensor(1, 1, "a", short)
