@@ -119,11 +119,10 @@ class TestAdapters:
             assert torch.equal(value, theirs[key])
 
     def test_counts_and_frozen_weights(self, name, results):
-        # 8 · (in + out) over q, k, v, o, gate, up, down of two layers; fused: qkv and gate/up share A.
         expected = {
-            "canonical": 2 * 8 * (128 + 96 + 96 + 128 + 192 + 192 + 192),
-            "fused": 2 * 8 * (192 + 128 + 320 + 192),
-            "some": 2 * 8 * (128 + 96 + 192) + 8 * (64 + 320),
+            "canonical": 16_384,  # 2 · 8 · (128 + 96 + 96 + 128 + 192 + 192 + 192): q, k, v, o, gate, up, down
+            "fused": 13_312,  # 2 · 8 · (192 + 128 + 320 + 192): qkv, proj, fc1, fc2
+            "some": 9_728,  # 2 · 8 · (128 + 96 + 192) + 8 · (64 + 320): q, v, up; head
         }[kind_of(name)]
         for rank in results:
             assert rank["lora"][name]["count"] == expected
