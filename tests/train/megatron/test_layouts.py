@@ -120,7 +120,7 @@ class TestAdapters:
 
     def test_counts_and_frozen_weights(self, name, results):
         expected = {
-            "canonical": 16_384,  # 2 · 8 · (128 + 96 + 96 + 128 + 192 + 192 + 192): q, k, v, o, gate, up, down
+            "canonical": 16_384,  # 2 · 8 · (128 + 96 + 96 + 128 + 192 + 192 + 192): q, k, v, o, gate, up, …
             "fused": 13_312,  # 2 · 8 · (192 + 128 + 320 + 192): qkv, proj, fc1, fc2
             "some": 9_728,  # 2 · 8 · (128 + 96 + 192) + 8 · (64 + 320): q, v, up; head
         }[kind_of(name)]
