@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,20 +25,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lora_suite.train.lora.names import DELIBERATE, PATTERNS, place
 from lora_suite.train.models.fingerprint import fingerprint
 
 FILE_NAME = "lora_invariants.json"
 SCHEMA_VERSION = 1
-# What stands for A and for B in a parameter's dotted name.
-PATTERNS = (
-    ("lora_A", "lora_B"),  # PEFT, Automodel
-    ("lora_gate_and_up_A", "lora_gate_and_up_B"),  # Automodel's grouped experts
-    ("lora_down_A", "lora_down_B"),
-    ("adapter.linear_in", "adapter.linear_out"),  # Megatron-Bridge
-    ("lora_a", "lora_b"),  # torchtitan
-)
-# What PEFT trains beside the factors when it is asked to.
-_DELIBERATE = ("modules_to_save", "lora_magnitude_vector", "lora_embedding_A", "lora_embedding_B")
 _NAMED = 5
 
 
@@ -240,24 +230,14 @@ class LoRAInvariants:
         temporary.replace(self._directory / FILE_NAME)
 
 
-def _place(name: str, patterns: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
-    """Whether a parameter is of an A or a B (``a``, ``b``), and a name that is equal for both."""
-    for pair in patterns:
-        for kind, word in zip("ab", pair, strict=True):
-            found = re.search(rf"(?:^|(?<=\.)){re.escape(word)}(?=\.|$)", name)
-            if found:
-                return kind, f"{name[: found.start()]}{'|'.join(pair)}{name[found.end() :]}"
-    return None
-
-
 def _find_factors(model: nn.Module, patterns: Sequence[tuple[str, str]]) -> tuple[_Factor, ...]:
     """Both factors of every adapter of which one is trained; raises ValueError without any."""
     adapters: dict[str, dict[str, str]] = {}
     parameters = dict(model.named_parameters())
     for name in parameters:
-        place = _place(name, patterns)
-        if place is not None and not name.endswith(".bias"):
-            adapters.setdefault(place[1], {})[place[0]] = name
+        found = place(name, patterns)
+        if found is not None and not name.endswith(".bias"):
+            adapters.setdefault(found.adapter, {})[found.kind] = name
     trained = [
         names for names in adapters.values() if any(parameters[each].requires_grad for each in names.values())
     ]
@@ -284,8 +264,8 @@ def _count_trainable(
     sizes = {name: each.numel() for name, each in model.named_parameters() if each.requires_grad}
     factor_names = {each.name for each in factors}
     counted = sum(size for name, size in sizes.items() if name in factor_names)
-    others = [name for name in sizes if name not in factor_names and _place(name, patterns) is None]
-    beside = [name for name in others if not any(word in name.split(".") for word in _DELIBERATE)]
+    others = [name for name in sizes if name not in factor_names and place(name, patterns) is None]
+    beside = [name for name in others if not any(word in name.split(".") for word in DELIBERATE)]
     added = f", and {len(others)} parameters that PEFT was asked to train" if others else ""
     message = f"{counted} in {len(factors) // 2} adapters{added}"
     return _listing("trainable_params", beside, message, "trained besides the adapters:")
