@@ -183,8 +183,8 @@ def _open_reporter(job: Job, parts: Parts, gpus: Gpus, monitor: MemoryMonitor | 
     recipe, data = job.recipe, parts.data
     if len(data.steps) < recipe.sft.max_num_steps:
         print(
-            f"warning: {recipe.sft.max_num_epochs} epochs (sft.max_num_epochs) have {len(data.steps)} steps, "
-            f"fewer than sft.max_num_steps, {recipe.sft.max_num_steps}",
+            f"warning: sft.max_num_epochs={recipe.sft.max_num_epochs} gives {len(data.steps)} steps, "
+            f"fewer than sft.max_num_steps={recipe.sft.max_num_steps}",
             file=sys.stderr,
         )
     record = _open_record(job, parts)

@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from lora_suite.config import ConfigError
+from lora_suite.train import program
+from lora_suite.train.batch import MicroBatch
 from lora_suite.train.program import NOTHING_TO_DO
 from tests.train.conftest import LORA, Run
+from tests.train.fake_backend import FakeBackend
 
 PER_STEP = (
     "train/loss",
@@ -140,3 +145,62 @@ def test_a_fresh_run_does_not_mix_with_old_checkpoints(run: Run) -> None:
     run.train(*SAVE)
     with pytest.raises(ConfigError, match=r"checkpointing\.resume=true"):
         run.train(*SAVE, "checkpointing.resume=false")
+
+
+def test_a_loss_that_is_not_finite_is_null_and_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = FakeBackend.forward_backward
+    calls = []
+
+    def nan_in_the_second(backend: FakeBackend, batches: list[MicroBatch], tokens: int) -> torch.Tensor:
+        calls.append(tokens)
+        return original(backend, batches, tokens) * (math.nan if len(calls) == 2 else 1.0)
+
+    monkeypatch.setattr(FakeBackend, "forward_backward", nan_in_the_second)
+    assert run.train() == 0
+    assert losses(run)["2"] is None
+    assert losses(run)["3"] is not None
+    assert run.record.nonfinite == {"train/loss": [2]}
+
+
+class OneGpu:
+    """As much of the node's GPUs as the program asks for."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def memory_gib(self) -> list[float]:
+        return [12.5]
+
+    def driver(self) -> str:
+        return "580.1"
+
+    def health(self) -> list[dict[str, int]]:
+        return [{"sm_clock_mhz": 1980}]
+
+
+def test_gpu_memory_is_sampled_under_the_public_name(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "Gpus", OneGpu)
+    run.train("logger.monitor_gpus=true", "logger.gpu_monitoring.collection_interval=0.01")
+    assert run.metrics["ray/node.0.gpu.0.mem_gb"]["0"] == 12.5
+    assert run.record.health["before"]["gpus"] == [{"sm_clock_mhz": 1980}]
+    assert run.record.health["after"]["gpus"] == [{"sm_clock_mhz": 1980}]
+
+
+def test_too_few_epochs_are_a_warning(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.train("sft.max_num_steps=3", "sft.max_num_epochs=1", "policy.train_global_batch_size=300")
+    assert "sft.max_num_epochs=1 gives 2 steps" in capsys.readouterr().err
+    assert list(losses(run)) == ["1", "2"]
+
+
+def test_a_crash_keeps_what_was_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(backend: FakeBackend, lr: float) -> None:
+        raise RuntimeError("broken")
+
+    run.train("sft.max_num_steps=1")
+    original = FakeBackend.optimizer_step
+    steps = iter([original, original, fail])
+    monkeypatch.setattr(FakeBackend, "optimizer_step", lambda *arguments: next(steps)(*arguments))
+    with pytest.raises(RuntimeError, match="broken"):
+        run.train()
+    assert list(losses(run)) == ["1", "2"]
+    assert run.record.steps_done == 2

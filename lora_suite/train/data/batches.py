@@ -132,7 +132,7 @@ def plan_validation(
     The last batch is filled with rows without labels: every rank must make the same number of forward passes,
     and such rows change neither the summed loss nor the count of tokens.
     """
-    empty = Example(np.array([pad_id], dtype=np.int64), np.array([IGNORED], dtype=np.int64))
+    empty = Example(np.array([pad_id], dtype=np.int32), first_target=1)
     batches: list[GlobalBatch] = []
     examples = pool.usable(rows)
     while not limit or len(batches) < limit:

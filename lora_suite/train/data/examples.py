@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +12,6 @@ import numpy.typing as npt
 from lora_suite.train.batch import IGNORED
 from lora_suite.train.data.rows import Rows
 from lora_suite.train.data.tokenizer import TextTokenizer
-
-Ids = npt.NDArray[np.int64]
 
 # Rows that are tokenized together.
 _CHUNK = 256
@@ -24,22 +21,33 @@ _CHUNK = 256
 class Example:
     """One tokenized row, without padding.
 
-    tokens: [length]. labels: [length], already shifted: labels[t] is the token after position t where that
-    token is the response's (its closing EOS included), IGNORED elsewhere.
+    tokens: [length], 32 bits each, because all rows of a training are kept. first_target: index of the first
+    token that is to be learnt; all tokens from there on are.
     """
 
-    tokens: Ids
-    labels: Ids
+    tokens: npt.NDArray[np.int32]
+    first_target: int
 
     @property
     def length(self) -> int:
         """Tokens of the row."""
         return len(self.tokens)
 
-    @cached_property
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """[length], already shifted: labels[t] is token t + 1 where that is to be learnt, else IGNORED.
+
+        Nothing predicts the very first token, and the last position predicts nothing.
+        """
+        labels = np.full(self.length, IGNORED, dtype=np.int64)
+        start = max(self.first_target - 1, 0)
+        labels[start:-1] = self.tokens[start + 1 :]
+        return labels
+
+    @property
     def supervised(self) -> int:
         """Positions that carry loss."""
-        return int(np.count_nonzero(self.labels != IGNORED))
+        return max(self.length - max(self.first_target, 1), 0)
 
 
 @dataclass(frozen=True)
@@ -51,22 +59,15 @@ class Encoding:
     add_eos: bool
     max_length: int
 
-    def join(self, prompt: Sequence[int], response: Sequence[int]) -> tuple[Ids, int]:
-        """All tokens of a row, and the index of the first one that is to be learnt.
+    def join(self, prompt: Sequence[int], response: Sequence[int]) -> Example:
+        """The whole row, however long: ``bos prompt response eos``, of which response and eos are learnt.
 
         The parts are tokenized apart, so the border between them is a border between tokens.
         """
         bos = [self.tokenizer.bos_id] if self.add_bos and self.tokenizer.bos_id is not None else []
         eos = [self.tokenizer.eos_id] if self.add_eos and self.tokenizer.eos_id is not None else []
-        return np.array([*bos, *prompt, *response, *eos], dtype=np.int64), len(bos) + len(prompt)
-
-
-def label(tokens: Ids, first_target: int) -> Example:
-    """An example that learns every token from `first_target` on (nothing can predict the very first)."""
-    labels = np.full_like(tokens, IGNORED)
-    start = max(first_target - 1, 0)
-    labels[start:-1] = tokens[start + 1 :]
-    return Example(tokens, labels)
+        tokens = np.array([*bos, *prompt, *response, *eos], dtype=np.int32)
+        return Example(tokens, first_target=len(bos) + len(prompt))
 
 
 class ExamplePool:
@@ -112,6 +113,6 @@ class ExamplePool:
         encode, longest = self._encoding.tokenizer.encode, self._encoding.max_length
         prompts, responses = encode([row.prompt for row in rows]), encode([row.response for row in rows])
         for index, prompt, response in zip(indices, prompts, responses, strict=True):
-            tokens, first_target = self._encoding.join(prompt, response)
-            self._truncated += len(tokens) > longest
-            self._known[index] = label(tokens[:longest], first_target)
+            whole = self._encoding.join(prompt, response)
+            self._truncated += whole.length > longest
+            self._known[index] = replace(whole, tokens=whole.tokens[:longest])

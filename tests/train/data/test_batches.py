@@ -12,7 +12,7 @@ import pytest
 
 from lora_suite.train.batch import IGNORED
 from lora_suite.train.data.batches import GlobalBatch, Slicing, plan_steps, plan_validation
-from lora_suite.train.data.examples import Encoding, Example, ExamplePool, label
+from lora_suite.train.data.examples import Encoding, Example, ExamplePool
 from lora_suite.train.data.rows import Row
 from lora_suite.train.data.tokenizer import ByteTokenizer
 from lora_suite.train.topology import Axis
@@ -21,7 +21,7 @@ PAD = 258
 
 
 def example(*tokens: int, first_target: int = 1) -> Example:
-    return label(np.array(tokens, dtype=np.int64), first_target)
+    return Example(np.array(tokens, dtype=np.int32), first_target)
 
 
 def pool_of(count: int) -> ExamplePool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from lora_suite.train.batch import IGNORED
-from lora_suite.train.data.examples import Encoding, ExamplePool, label
+from lora_suite.train.data.examples import Encoding, Example, ExamplePool
 from lora_suite.train.data.rows import Row
 from lora_suite.train.data.tokenizer import ByteTokenizer
 
@@ -41,7 +41,7 @@ def test_nothing_predicts_the_very_first_token() -> None:
 
 def test_a_pad_id_equal_to_the_end_does_not_hide_the_end() -> None:
     # https://github.com/huggingface/transformers/issues/23530
-    example = label(np.array([5, 6, 7, 7]), first_target=1)
+    example = Example(np.array([5, 6, 7, 7], dtype=np.int32), first_target=1)
     assert example.labels.tolist() == [6, 7, 7, IGNORED]
     assert example.supervised == 3
 
