@@ -20,6 +20,7 @@ from lora_suite.config.errors import ConfigError
 from lora_suite.config.models import find_config
 from lora_suite.config.paths import locate
 from lora_suite.config.schema import Recipe
+from lora_suite.train.lora.spec import DTYPES
 from lora_suite.train.models import attention
 from lora_suite.train.models.initialise import Weight, draw
 
@@ -68,11 +69,14 @@ def weight_source(
 ) -> WeightSource:
     """Where the weights come from: drawn on the device from ``sft.seed``, or read from a pretrained model.
 
-    A pretrained model is read into host memory, whole, by every rank, and is freed with the source.
+    Drawn values are of the recipe's precision, like those of a checkpoint that is stored in it, also where
+    float32 masters hold them: else a bfloat16 training would start from other weights on the backend whose
+    masters are copies of bfloat16 weights. A pretrained model is read into host memory, whole, by every rank,
+    and is freed with the source.
     """
     if recipe.policy.init == "random":
-        std, seed = config.initializer_range, recipe.sft.seed
-        return lambda weight: draw(weight, std, seed, torch.float32, device)
+        std, seed, dtype = config.initializer_range, recipe.sft.seed, DTYPES[recipe.policy.precision]
+        return lambda weight: draw(weight, std, seed, dtype, device)
     pretrained = _read_pretrained(recipe.policy.model_name, recipe_path)
     return lambda weight: pretrained[weight.name]
 

@@ -37,8 +37,9 @@ def small(tmp_path):
     return path
 
 
-def recipe_of(name, init="random"):
-    return load_recipe(DEFAULTS, [f"policy.model_name={name}", f"policy.init={init}"]).recipe
+def recipe_of(name, init="random", precision="float32"):
+    overrides = [f"policy.model_name={name}", f"policy.init={init}", f"policy.precision={precision}"]
+    return load_recipe(DEFAULTS, overrides).recipe
 
 
 def made_by_us(recipe, dtype=torch.float32):
@@ -142,3 +143,11 @@ def test_buffers_that_transformers_would_not_fill_are_refused(small):
     model.model.odd.register_buffer("table", torch.empty(3, device="meta"), persistent=False)
     with pytest.raises(ValueError, match=r"model\.odd: transformers does not fill the buffers table"):
         materialise_buffers(model, CPU)
+
+
+def test_float32_masters_start_at_the_bfloat16_values_that_the_other_backend_holds(small):
+    model = made_by_us(recipe_of(small, precision="bfloat16"), dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == torch.float32
+        stored = draw(Weight(name, tuple(parameter.shape)), 0.02, 42, torch.bfloat16, CPU)
+        assert torch.equal(parameter, stored.float())
