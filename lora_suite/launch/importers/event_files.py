@@ -78,10 +78,9 @@ def _parts(path: Path, strict: bool, warnings: list[str]) -> list[Run]:
         if not 0 <= event.wall_time < _LATEST:
             raise _damaged(path, offset, f"has the time {event.wall_time}")
         restarts = event.HasField("session_log") and event.session_log.status == SessionLog.START
-        if not parts or (restarts and parts[-1].values):
-            parts.append(Run(where=str(path), start=event.wall_time))
-        if restarts:
-            parts[-1].resumed_at = event.step
+        if restarts or not parts:
+            resumed_at = event.step if restarts else None
+            parts.append(Run(where=str(path), start=event.wall_time, resumed_at=resumed_at))
         parts[-1].end = max(parts[-1].end, event.wall_time)
         for value in event.summary.value:
             try:

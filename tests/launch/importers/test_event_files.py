@@ -73,6 +73,7 @@ def test_tensor_scalars_count_and_what_is_no_scalar_does_not(tmp_path: Path) -> 
         tensor(2, 1, "nan", numbers("float32", math.nan)),
         tensor(2, 1, "vector", numbers("float32", 1.0, 2.0)),
         tensor(2, 1, "text", "3.5"),
+        tensor(2, 1, "complex", numbers("complex64", 1.0)),
         Event(wall_time=2, step=1, summary=Summary(value=[histogram, Summary.Value(tag="hparams")])),
     )
     assert import_metrics(tmp_path).metrics == {
@@ -163,6 +164,15 @@ def test_a_step_that_the_writer_names_is_where_the_run_goes_on(tmp_path: Path) -
     assert imported.segments == (1, 4)
 
 
+def test_a_step_that_one_of_two_writers_names(tmp_path: Path) -> None:
+    write_run(tmp_path / NAME.format(1), 1000, {"train/loss": FIRST})
+    write_run(tmp_path / "a" / NAME.format(2), 2000, {"train/loss": {5: 25.0, 6: 26.0}})
+    write_run(tmp_path / "b" / NAME.format(2), 2001, {"rank/time": {5: 1.0}}, restart(2001, 4))
+    imported = import_metrics(tmp_path)
+    assert list(imported.metrics["train/loss"]) == ["1", "2", "3", "5", "6"]
+    assert imported.segments == (1, 4)
+
+
 def test_a_session_that_starts_anew_within_a_file(tmp_path: Path) -> None:
     write_events(
         tmp_path / NAME.format(1),
@@ -234,6 +244,22 @@ def test_files_side_by_side_with_other_metrics_or_equal_values_are_one_run(tmp_p
     assert imported.metrics["train/loss"] == {str(step): value for step, value in FIRST.items()}
     assert imported.metrics["rank/time"] == {"1": 2.0}
     assert (imported.segments, imported.warnings) == ((1,), ())
+
+
+def test_files_of_one_run_need_not_all_overlap_each_other(tmp_path: Path) -> None:
+    # 1000 to 1002, 1001 to 1009, 1008 to 1010
+    write_run(tmp_path / "a" / NAME.format(1), 1000, {"a": {1: 1.0, 2: 2.0}})
+    write_run(tmp_path / "b" / NAME.format(2), 1001, {"b": dict.fromkeys(range(1, 9), 1.0)})
+    write_run(tmp_path / "c" / NAME.format(3), 1008, {"b": {1: 1.0, 2: 1.0}})
+    imported = import_metrics(tmp_path)
+    assert list(imported.metrics["b"]) == ["1", "2", "3", "4", "5", "6", "7", "8"]
+    assert (imported.segments, imported.warnings) == ((1,), ())
+
+
+def test_a_training_that_counts_from_0_has_segments_from_1_on(tmp_path: Path) -> None:
+    write_run(tmp_path / NAME.format(1), 1000, {"a": {0: 1.0, 1: 1.0, 2: 1.0}})
+    write_run(tmp_path / NAME.format(2), 2000, {"a": {2: 1.0, 3: 1.0}})
+    assert import_metrics(tmp_path).segments == (1, 2)
 
 
 # Damage

@@ -144,7 +144,8 @@ def test_an_earlier_import_is_replaced(tmp_path: Path) -> None:
 def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
     source = tmp_path / "log"
     source.write_text(LINES, encoding="utf-8")
-    result = call(source, "-o", tmp_path / "." / "log")
+    (tmp_path / "sub").mkdir()
+    result = call(source, "-o", tmp_path / "sub" / ".." / "log")
     assert result.exit_code == 2
     assert "is the source itself" in result.stderr
     assert source.read_text(encoding="utf-8") == LINES

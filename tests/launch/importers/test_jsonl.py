@@ -113,6 +113,15 @@ def test_a_validation_that_is_logged_late_is_no_resume(log: Path) -> None:
     assert (imported.segments, imported.warnings) == ((1,), ())
 
 
+def test_after_a_resume_every_metric_starts_anew(log: Path) -> None:
+    first = [(1, "loss"), (3, "val"), (5, "loss"), (6, "val")]
+    second = [(4, "loss"), (5, "loss"), (5, "val")]
+    write(log, *(f'{{"step": {step}, "{name}": 1}}' for step, name in first + second))
+    imported = import_metrics(log)
+    assert imported.metrics == {"loss": {"1": 1.0, "4": 1.0, "5": 1.0}, "val": {"3": 1.0, "5": 1.0}}
+    assert imported.segments == (1, 4)
+
+
 def test_a_last_line_that_a_killed_run_cut_off_is_a_warning(log: Path) -> None:
     log.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "lo', encoding="utf-8")
     imported = import_metrics(log)

@@ -61,6 +61,13 @@ def test_values_that_are_no_numbers_are_counted(tmp_path: Path) -> None:
     )
 
 
+def test_an_evaluation_adds_nothing_to_the_training_s_metrics(tmp_path: Path) -> None:
+    history = [*HISTORY, {"epoch": 0.25, "eval_loss": 1.75, "step": 25}]
+    imported = import_metrics(write(tmp_path / "trainer_state.json", history))
+    assert imported.metrics["validation/loss"] == {"20": 2.0, "25": 1.75}
+    assert imported.metrics["train/epoch"] == {"10": 0.1, "20": 0.2}
+
+
 def test_a_second_evaluation_of_a_step_counts_unless_strict(tmp_path: Path) -> None:
     path = write(tmp_path / "trainer_state.json", [*HISTORY, {"eval_loss": 1.75, "step": 20}])
     assert import_metrics(path).metrics["validation/loss"] == {"20": 1.75}
