@@ -114,11 +114,14 @@ def test_a_validation_that_is_logged_late_is_no_resume(log: Path) -> None:
 
 
 def test_after_a_resume_every_metric_starts_anew(log: Path) -> None:
-    first = [(1, "loss"), (3, "val"), (5, "loss"), (6, "val")]
+    first = [(1, "loss"), (2, "loss"), (3, "val"), (5, "loss"), (6, "val")]
     second = [(4, "loss"), (5, "loss"), (5, "val")]
     write(log, *(f'{{"step": {step}, "{name}": 1}}' for step, name in first + second))
     imported = import_metrics(log)
-    assert imported.metrics == {"loss": {"1": 1.0, "4": 1.0, "5": 1.0}, "val": {"3": 1.0, "5": 1.0}}
+    assert imported.metrics == {
+        "loss": {"1": 1.0, "2": 1.0, "4": 1.0, "5": 1.0},
+        "val": {"3": 1.0, "5": 1.0},
+    }
     assert imported.segments == (1, 4)
 
 
