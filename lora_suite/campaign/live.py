@@ -12,7 +12,7 @@ from rich.text import Text
 
 from lora_suite.judge.verdict import RunVerdict
 from lora_suite.launch.progress import Progress as Look
-from lora_suite.plan.model import Case, PlannedRun
+from lora_suite.plan.model import BaseCase, PlannedRun
 from lora_suite.report.terminal import STYLES
 
 _NAME_WIDTH = 38
@@ -48,7 +48,7 @@ class LiveView:
         with contextlib.suppress(OSError):
             self._bar.stop()
 
-    def begin(self, planned: PlannedRun, case: Case) -> None:
+    def begin(self, planned: PlannedRun, case: BaseCase) -> None:
         """Show that the next run has started."""
         self._number += 1
         place = f"{self._number}/{self._runs} {planned.case} {planned.repeat}"

@@ -9,15 +9,15 @@ from rich.console import Console
 from rich.text import Text
 
 from lora_suite.campaign.run import Request, refuse_errors
-from lora_suite.config import differences
 from lora_suite.judge.invariants import REQUIRED_INVARIANTS
 from lora_suite.judge.pair import difference_text
 from lora_suite.judge.verdict import EXIT_CODES
-from lora_suite.plan.model import Case, DeclaredCheck, Difference, Pair, Plan
+from lora_suite.plan.comparability import compare_cases
+from lora_suite.plan.model import AnyCase, Case, DeclaredCheck, ExternalCase, Pair, Plan, UnreadableCase
 
 
 def preview(request: Request, console: Console | None = None) -> int:
-    """Print the plan; return 0, or 5 where the arms of a pair cannot be compared.
+    """Print the plan; return 0, or 5 where arms cannot be compared, or 4 where a case's files cannot be read.
 
     Raises ConfigError for a plan that does not resolve and, after printing it, for errors that lint finds.
     """
@@ -27,6 +27,8 @@ def preview(request: Request, console: Console | None = None) -> int:
         console.print(Text(line), soft_wrap=True, highlight=False)
     for warning in refuse_errors(plan):
         console.print(Text(str(warning)), soft_wrap=True, highlight=False)
+    if any(isinstance(case, UnreadableCase) for case in plan.cases.values()):
+        return EXIT_CODES["MISSING"]
     return EXIT_CODES["INCOMPARABLE"] if any(pair.not_comparable for pair in plan.pairs) else 0
 
 
@@ -49,15 +51,21 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield f"at most {minutes:g} minutes and {plan.gpu_hours:.4g} GPU-hours{budget}, in {len(plan.runs)} runs"
 
 
-def _case_lines(case: Case, runs: int) -> Iterator[str]:
+def _case_lines(case: AnyCase, runs: int) -> Iterator[str]:
+    if isinstance(case, UnreadableCase):
+        yield f"  {case.stem}: CANNOT BE READ, its runs are MISSING: {case.problem}"
+        return
     cost = f"{case.gpus} processes, at most {case.minutes:g} minutes a run"
     yield f"  {case.stem}: {runs} runs of {case.steps} steps, {cost}"
     if case.overrides:
         yield f"    overrides: {' '.join(case.overrides)}"
     for check in case.checks:
         yield f"    {check.expression}{_conditions(check)}"
+    if isinstance(case, ExternalCase):
+        yield f"    runs {' '.join(case.command)} in {case.cwd}, read as {case.dialect.name}"
     if case.lora:
-        yield f"    LoRA invariants: {', '.join(REQUIRED_INVARIANTS)}"
+        measured = ", ".join(REQUIRED_INVARIANTS) if isinstance(case, Case) else "not measured"
+        yield f"    LoRA invariants: {measured}"
 
 
 def _conditions(check: DeclaredCheck) -> str:
@@ -77,8 +85,8 @@ def _pair_lines(pair: Pair, plan: Plan) -> Iterator[str]:
     refused = {difference.key for difference in pair.not_comparable}
     for other in others:
         left, right = plan.cases[pair.arms[first]], plan.cases[pair.arms[other]]
-        for found in differences(left.tree, right.tree):
-            mark = "NOT ALLOWED" if found[0] in refused else "differs"
-            yield f"    {mark}: {difference_text(Difference(*found))}"
+        for found in compare_cases(left, right, pair.allow).all:
+            mark = "NOT ALLOWED" if found.key in refused else "differs"
+            yield f"    {mark}: {difference_text(found)}"
     if pair.not_comparable:
         yield "    INCOMPARABLE: make the arms equal in these keys, or allow them in the suite"

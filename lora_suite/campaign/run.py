@@ -19,13 +19,14 @@ from lora_suite.campaign.live import LiveView
 from lora_suite.config.errors import ConfigError
 from lora_suite.judge.suite import Execution, judge_execution, judge_suite, run_directory
 from lora_suite.judge.verdict import SuiteVerdict
+from lora_suite.launch.external import refuse_leftovers
 from lora_suite.launch.local import LocalLauncher
 from lora_suite.launch.processes import stop_signals_interrupt, undisturbed
 from lora_suite.launch.progress import Progress
 from lora_suite.launch.record import Ended, write_json_atomically
 from lora_suite.plan.lint import Finding, blocking, lint_plan
 from lora_suite.plan.load import load_plan
-from lora_suite.plan.model import Case, Plan, PlannedRun
+from lora_suite.plan.model import Case, ExternalCase, Plan, PlannedRun, UnreadableCase
 from lora_suite.report import junit, terminal
 
 VERDICT = "verdict.json"
@@ -64,7 +65,7 @@ class Launcher(Protocol):
 
     def run(
         self,
-        case: Case,
+        case: Case | ExternalCase,
         planned: PlannedRun,
         run_dir: Path,
         *,
@@ -83,16 +84,34 @@ class PatientConsole(Console):
         self.quiet = True
 
 
+@dataclass(frozen=True)
+class Campaign:
+    """A suite that was run. exit_code: the verdict's, or that it could not be stored."""
+
+    plan: Plan
+    verdict: SuiteVerdict
+    exit_code: int
+
+
 def run_suite(request: Request, launcher: Launcher | None = None, console: Console | None = None) -> int:
-    """Run a suite and return its exit code.
+    """`run_campaign`, of which only the exit code counts."""
+    return run_campaign(request, launcher, console).exit_code
+
+
+def run_campaign(
+    request: Request, launcher: Launcher | None = None, console: Console | None = None
+) -> Campaign:
+    """Run a suite, print its verdict and store it.
 
     Raises ConfigError for whatever is found before anything runs: a plan that does not resolve, errors that
-    lint finds in it (a budget that it exceeds among them), no results folder.
+    lint finds in it (a budget that it exceeds among them), outputs that an external case is to make, no
+    results folder.
     """
     console = console or PatientConsole()
     plan = request.plan()
     for warning in refuse_errors(plan):
         console.print(Text(str(warning)), soft_wrap=True)
+    refuse_leftovers(plan)
     results = _results_folder(request.results, plan.suite)
     verdict = execute(plan, results, launcher or LocalLauncher(), console, keep=request.keep)
     unstored = _store(verdict, results)
@@ -101,7 +120,8 @@ def run_suite(request: Request, launcher: Launcher | None = None, console: Conso
         terminal.render(verdict, console)
         if unstored:
             console.print(Text(f"error: {unstored}; the verdict above is not stored"), soft_wrap=True)
-    return max(verdict.exit_code, _BROKE) if unstored else verdict.exit_code
+    exit_code = max(verdict.exit_code, _BROKE) if unstored else verdict.exit_code
+    return Campaign(plan, verdict, exit_code)
 
 
 def execute(plan: Plan, results: Path, launcher: Launcher, console: Console, *, keep: bool) -> SuiteVerdict:
@@ -159,6 +179,9 @@ def _run(
     case = plan.cases[planned.case]
     run_dir = run_directory(results, planned)
     view.begin(planned, case)
+    if isinstance(case, UnreadableCase):
+        view.end(judge_execution(plan, planned, run_dir, None))
+        return False
     launched = datetime.now(UTC)
     clock = time.monotonic()
     try:

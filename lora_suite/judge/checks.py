@@ -14,14 +14,14 @@ from check_metrics.text import number_text
 from lora_suite.judge.evidence import Evidence
 from lora_suite.judge.verdict import CheckVerdict, State
 from lora_suite.launch.record import RunRecord
-from lora_suite.plan.model import Case, DeclaredCheck
+from lora_suite.plan.model import BaseCase, DeclaredCheck
 
 # The arm that a driver's own expressions read: data["train/loss"].
 _ARM = "data"
 _UNKNOWN_DEVICE = "an unknown device"
 
 
-def judge_checks(case: Case, evidence: Evidence) -> tuple[list[CheckVerdict], list[str]]:
+def judge_checks(case: BaseCase, evidence: Evidence) -> tuple[list[CheckVerdict], list[str]]:
     """Verdicts of the declared checks that apply to this run, and those that do not, each with the reason.
 
     Limits for several GPU models stand in one call of the driver's `check`. Where such a call has no limit
@@ -109,11 +109,11 @@ def _unmet_condition(check: DeclaredCheck, record: RunRecord) -> str | None:
     return None if actual == wanted else f"only when {check.when}; here it is {actual}"
 
 
-def _source(check: DeclaredCheck, case: Case) -> str:
-    return f"{check.file or case.driver_path}:{check.line}"
+def _source(check: DeclaredCheck, case: BaseCase) -> str:
+    return f"{check.file or case.origin}:{check.line}"
 
 
-def _judged(check: DeclaredCheck, evidence: Evidence, case: Case) -> CheckVerdict:
+def _judged(check: DeclaredCheck, evidence: Evidence, case: BaseCase) -> CheckVerdict:
     text, source = check.expression, _source(check, case)
     try:
         said = answer(parse(text), {_ARM: evidence.metrics}, evidence.record.segments)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,10 +16,12 @@ from lora_suite.config import differences
 from lora_suite.judge.verdict import CheckVerdict
 from lora_suite.launch.record import RunDir, RunRecord
 from lora_suite.plan.metric_names import LOSS, STEP_TIME, TOTAL_STEP_TIME, VALID_TOKENS, known
-from lora_suite.plan.model import Case
+from lora_suite.plan.model import BaseCase
 
 # What a run of our trainer writes at every step on every machine; without one of these it measured nothing.
 REQUIRED_SERIES = (LOSS, VALID_TOKENS, TOTAL_STEP_TIME, STEP_TIME)
+# What any trainer must say, because it tells how far the run came.
+REQUIRED_OF_OTHERS = (LOSS,)
 
 
 class NoEvidence(Exception):
@@ -83,7 +85,7 @@ def read_evidence(run_dir: Path) -> Evidence:
     return Evidence(metrics, record)
 
 
-def identity_problem(evidence: Evidence, case: Case, launched: datetime | None) -> str | None:
+def identity_problem(evidence: Evidence, case: BaseCase, launched: datetime | None) -> str | None:
     """Why these files are not those of the run that was planned and launched; None where they are."""
     record = evidence.record
     if record.case != case.stem:
@@ -105,10 +107,13 @@ def identity_problem(evidence: Evidence, case: Case, launched: datetime | None) 
     return None
 
 
-def series_problems(evidence: Evidence) -> Iterator[CheckVerdict]:
-    """What is wrong with the series themselves, whatever the checks ask: MISSING for holes, FAIL for NaN."""
+def series_problems(evidence: Evidence, required: Sequence[str] = REQUIRED_SERIES) -> Iterator[CheckVerdict]:
+    """What is wrong with the series themselves, whatever the checks ask: MISSING for holes, FAIL for NaN.
+
+    required: what must be there. Another trainer may log at every k-th step only.
+    """
     metrics = evidence.metrics
-    for name in REQUIRED_SERIES:
+    for name in required:
         if name not in metrics:
             yield CheckVerdict(kind="series", name=name, state="MISSING", message="not in metrics.json")
     expected = range(evidence.first_step, evidence.last_step + 1)
@@ -118,7 +123,7 @@ def series_problems(evidence: Evidence) -> Iterator[CheckVerdict]:
         if not series.steps:
             yield CheckVerdict(kind="series", name=name, state="MISSING", message="empty")
             continue
-        lacking = sorted(set(expected).difference(series.steps)) if is_per_step(name) else []
+        lacking = _holes(evidence, series, expected) if is_per_step(name) else []
         if lacking:
             message = f"no value at step {describe_steps(lacking)}"
             yield CheckVerdict(kind="series", name=name, state="MISSING", message=message)
@@ -126,6 +131,13 @@ def series_problems(evidence: Evidence) -> Iterator[CheckVerdict]:
         if broken:
             message = f"not finite at step {describe_steps(broken)}"
             yield CheckVerdict(kind="series", name=name, state="FAIL", message=message)
+
+
+def _holes(evidence: Evidence, series: Series, expected: range) -> list[int]:
+    """The steps that a per-step series lacks; of an external run those between its own logging interval."""
+    if evidence.record.dialect is None:
+        return sorted(set(expected).difference(series.steps))
+    return [step for hole in series.missing(expected.start, expected.stop) for step in hole]
 
 
 def warmup_steps(segments: Iterable[int], warmup: int) -> frozenset[int]:

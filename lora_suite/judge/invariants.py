@@ -43,6 +43,12 @@ def not_applicable(case: Case, first_step: int) -> dict[str, str]:
     return reasons
 
 
+def not_measured(record: RunRecord) -> dict[str, str]:
+    """Required invariants that an external run did not record, with the reason, printed and not judged."""
+    recorded = {invariant.name for invariant in record.invariants}
+    return {name: "not measured in an external run" for name in REQUIRED_INVARIANTS if name not in recorded}
+
+
 def judge_invariants(record: RunRecord, skipped: dict[str, str]) -> Iterator[CheckVerdict]:
     """One verdict for every required invariant that applies, and for every further one that was recorded.
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lora_suite.judge.block import (
-    batch_difference,
-    environment_difference,
-    lacking_runs,
-    whole_blocks,
-)
+from lora_suite.judge.block import environment_difference, lacking_runs, whole_blocks
+from lora_suite.judge.matching import match_steps
 from lora_suite.judge.pair_check import judge_pair_check
 from lora_suite.judge.verdict import PairVerdict, RunVerdict, State, worst
 from lora_suite.plan.model import Difference, Pair
@@ -30,21 +26,28 @@ def judge_pair(pair: Pair, runs: Mapping[str, Sequence[RunVerdict]]) -> PairVerd
         states.append("MISSING")
         messages += lacking
     blocks = whole_blocks(pair, runs)
+    matching = match_steps(blocks)
     differing = "; ".join(difference_text(each) for each in pair.not_comparable)
     incomparable = (
-        f"arms differ in {differing}"
-        if differing
-        else environment_difference(blocks) or batch_difference(blocks)
+        f"arms differ in {differing}" if differing else environment_difference(blocks) or matching.difference
     )
     if incomparable:
         states.append("INCOMPARABLE")
         messages.insert(0, incomparable)
     comparable = blocks if not incomparable else []
-    checks = [judge_pair_check(text, comparable, pair.warmup) for text in pair.checks] if comparable else []
+    checks = (
+        [judge_pair_check(text, comparable, pair.warmup, matching.steps) for text in pair.checks]
+        if comparable
+        else []
+    )
     if not pair.checks:
         states.append("MISSING")
         messages.append("the pair has no check")
     notes = [f"planted fault: {difference_text(fault)}" for fault in pair.faults]
+    if pair.not_compared:
+        notes.append(f"not compared, as an arm does not say it: {', '.join(pair.not_compared)}")
+    if checks and matching.note:
+        notes.append(matching.note)
     if checks and lacking:
         notes.append(f"judged on {len(blocks)} of {pair.repeats} repeats")
     return PairVerdict(

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from check_metrics import Expression, ExpressionError, PairForm, Series, parse
 from check_metrics.series import describe_steps, is_keyed_by_step
+from check_metrics.syntax import Call, walk
 from check_metrics.verdict import require_arms
 from lora_suite.judge.block import Block
 from lora_suite.judge.checks import Answer, absent_data, answer
@@ -20,24 +21,33 @@ _RATIO = "ratio"
 _ORDERED = frozenset({"<", "<=", ">", ">="})
 
 
-def judge_pair_check(text: str, blocks: Sequence[Block], warmup: int) -> PairCheckVerdict:
+def judge_pair_check(
+    text: str, blocks: Sequence[Block], warmup: int, matched: bool = True
+) -> PairCheckVerdict:
     """Judge one pair check on at least one block.
 
-    warmup: first steps of each segment that are left out. Data that a block lacks make the check MISSING.
+    warmup: first steps of each segment that are left out. matched: whether equal steps of the arms may be
+    compared; otherwise a ratio is one of medians, and a check that needs equal steps is INCOMPARABLE. Data
+    that a block lacks make the check MISSING.
     """
     try:
         expression = parse(text)
         form = expression.pair
         if form is not None and form.function == _RATIO and form.op in _ORDERED:
             require_arms(expression, blocks[0].arms)
-            return _judged_ratio(expression, form, blocks, warmup)
+            return _judged_ratio(expression, form, blocks, warmup, matched)
+        if not matched and any(
+            isinstance(node, Call) and len(node.series) > 1 for node in walk(expression.tree)
+        ):
+            message = "it compares equal steps, and what the arms saw at a step is not known"
+            return PairCheckVerdict(expression=text, state="INCOMPARABLE", message=message)
         return _judged_by_block(expression, form, blocks)
     except ExpressionError as error:
         return PairCheckVerdict(expression=text, state="ERROR", message=str(error))
 
 
 def _judged_ratio(
-    expression: Expression, form: PairForm, blocks: Sequence[Block], warmup: int
+    expression: Expression, form: PairForm, blocks: Sequence[Block], warmup: int, matched: bool
 ) -> PairCheckVerdict:
     verdict = PairCheckVerdict(
         expression=expression.text, state="INCONCLUSIVE", operator=form.op, limit=form.limit
@@ -49,7 +59,7 @@ def _judged_ratio(
             verdict.state, verdict.message = "MISSING", f"run {block.repeat}: {absent}"
             return verdict
         try:
-            log_ratios.append(_log_ratio(form, block, warmup))
+            log_ratios.append(_log_ratio(form, block, warmup, matched))
         except ValueError as error:
             verdict.message = f"run {block.repeat}: {error}"
             return verdict
@@ -65,27 +75,30 @@ def _judged_ratio(
     return verdict
 
 
-def _log_ratio(form: PairForm, block: Block, warmup: int) -> float:
+def _log_ratio(form: PairForm, block: Block, warmup: int, matched: bool) -> float:
     """log(left / right) of one block; raises ValueError where the data do not give one."""
     (left_arm, left_name), (right_arm, right_name) = form.left, form.right
     left, right = block.arms[left_arm], block.arms[right_arm]
     if not (is_keyed_by_step(left_name) and is_keyed_by_step(right_name)):
         # Sampled by the clock: nothing to match, so typical value over typical value.
-        return math.log(_typical(left.metrics[left_name]) / _typical(right.metrics[right_name]))
+        values = left.metrics[left_name].values, right.metrics[right_name].values
+        return math.log(_typical(left_name, values[0]) / _typical(right_name, values[1]))
     ours = left.measured(left_name, warmup, form.range_start, form.range_end)
     theirs = right.measured(right_name, warmup, form.range_start, form.range_end)
     lonely = sorted(ours.keys() ^ theirs.keys())
-    if lonely:
+    if lonely and matched:
         raise ValueError(f"only one arm has step {describe_steps(lonely)}")
-    if not ours:
+    if not (ours and theirs):
         raise ValueError(f"no step is left after the first {warmup} (warm-up)")
+    if not matched:
+        return math.log(_typical(left_name, ours.values()) / _typical(right_name, theirs.values()))
     return median_log_ratio(ours, theirs)
 
 
-def _typical(series: Series) -> float:
-    value = statistics.median(series.values)
+def _typical(name: str, values: Iterable[float]) -> float:
+    value = statistics.median(values)
     if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{series.name} is not positive")
+        raise ValueError(f"{name} is not positive")
     return value
 
 

@@ -15,17 +15,19 @@ from pathlib import Path
 
 from lora_suite.judge.checks import judge_checks
 from lora_suite.judge.evidence import (
+    REQUIRED_OF_OTHERS,
+    REQUIRED_SERIES,
     Evidence,
     NoEvidence,
     identity_problem,
     read_evidence,
     series_problems,
 )
-from lora_suite.judge.invariants import judge_invariants, not_applicable
+from lora_suite.judge.invariants import judge_invariants, not_applicable, not_measured
 from lora_suite.judge.verdict import CheckVerdict, RunVerdict, State, worst
 from lora_suite.launch.record import Ended
 from lora_suite.plan.metric_names import LOSS, STEP_TIME
-from lora_suite.plan.model import Case, PlannedRun
+from lora_suite.plan.model import BaseCase, Case, PlannedRun
 
 # Exit statuses by which a driver judges: a check failed, the run was short, no limit for this GPU.
 _DRIVER_JUDGES = frozenset({1, 4, 5})
@@ -40,7 +42,7 @@ _Own = tuple[State, str] | None
 
 
 def judge_run(
-    case: Case,
+    case: BaseCase,
     planned: PlannedRun,
     run_dir: Path,
     ended: Ended | None,
@@ -73,10 +75,9 @@ def judge_run(
         if own is None:
             checks, not_judged = _contents(case, evidence)
     if own is None and ended is not None and ended.status != 0 and not _agrees(ended, checks):
-        own = (
-            "ERROR",
-            f"everything holds, but the driver ended with status {ended.status}{_last_lines(ended)}",
-        )
+        who = "the driver" if isinstance(case, Case) else "the command"
+        said = f"everything holds, but {who} ended with status {ended.status}"
+        own = "ERROR", f"{said}{_last_lines(ended)}"
     own_state, message = own or ("PASS", "")
     return RunVerdict(
         case=planned.case,
@@ -126,7 +127,7 @@ def _breakdown(ended: Ended | None) -> _Own:
     return "ERROR", f"{_HOW[ended.how]}: {_place(ended)}{said}{_last_lines(ended)}"
 
 
-def _shortfall(case: Case, evidence: Evidence, ended: Ended | None, launched: datetime | None) -> _Own:
+def _shortfall(case: BaseCase, evidence: Evidence, ended: Ended | None, launched: datetime | None) -> _Own:
     """Whether what lies there is not this run, or not all of it."""
     stranger = identity_problem(evidence, case, launched)
     if stranger is not None:
@@ -138,12 +139,17 @@ def _shortfall(case: Case, evidence: Evidence, ended: Ended | None, launched: da
     return None
 
 
-def _contents(case: Case, evidence: Evidence) -> tuple[list[CheckVerdict], list[str]]:
+def _contents(case: BaseCase, evidence: Evidence) -> tuple[list[CheckVerdict], list[str]]:
     """Verdicts of series, checks and invariants; and what does not apply."""
     checks, not_judged = judge_checks(case, evidence)
-    verdicts = [*series_problems(evidence), *checks]
+    ours = isinstance(case, Case)
+    verdicts = [*series_problems(evidence, REQUIRED_SERIES if ours else REQUIRED_OF_OTHERS), *checks]
     if case.lora:
-        skipped = not_applicable(case, evidence.first_step)
+        skipped = (
+            not_applicable(case, evidence.first_step)
+            if isinstance(case, Case)
+            else not_measured(evidence.record)
+        )
         verdicts += judge_invariants(evidence.record, skipped)
         not_judged += [f"{name} ({reason})" for name, reason in skipped.items()]
     return verdicts, not_judged

@@ -12,7 +12,7 @@ from lora_suite.judge.pair import judge_pair
 from lora_suite.judge.run import judge_run
 from lora_suite.judge.verdict import PairVerdict, RunVerdict
 from lora_suite.launch.record import Ended
-from lora_suite.plan.model import Pair, Plan, PlannedRun
+from lora_suite.plan.model import Pair, Plan, PlannedRun, UnreadableCase
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def judge_execution(
             arm=planned.arm,
             state="MISSING",
             own_state="MISSING",
-            message="did not run",
+            message=case.problem if isinstance(case, UnreadableCase) else "did not run",
             steps_planned=case.steps,
         )
     return judge_run(

@@ -87,6 +87,14 @@ def crash(run_dir: Path, text: str, status: int) -> Ended:
     return Ended(how=how, status=status, rank=rank, step=step, message=message, last_lines=lines)
 
 
+def by_signal(ended: Ended, what: str) -> Ended:
+    """`ended`, as killed if its status says that a signal ended `what` and nothing else explains the end."""
+    if ended.how != "failed" or ended.status <= 128:
+        return ended
+    message = f"{what} was ended by signal {ended.status - 128}"
+    return ended.model_copy(update={"how": "killed", "message": message})
+
+
 def record_end(run_dir: Path, ended: Ended, *, run_id: str, case: str, tree: dict[str, Any]) -> None:
     """Add how the run ended to its run.json; write a minimal record if this run has not written one."""
     path = RunDir(run_dir).record

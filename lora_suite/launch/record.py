@@ -59,7 +59,8 @@ class Environment(BaseModel):
 class RunRecord(BaseModel):
     """The content of run.json.
 
-    batches: fingerprint of the global batch per step. segments: first step of each (re)start.
+    batches: fingerprint of the global batch per step. dialect: by which an external run's metrics were read,
+    None for a run of our trainer. segments: first step of each (re)start.
     nonfinite: per metric, the steps whose value was not finite (null in metrics.json).
     peak_rank: per memory metric, the rank that held the maximum.
     """
@@ -75,6 +76,7 @@ class RunRecord(BaseModel):
     steps_done: int = 0
     segments: list[int] = Field(default_factory=lambda: [1])
     batches: dict[str, str] = Field(default_factory=dict)
+    dialect: str | None = None
     nonfinite: dict[str, list[int]] = Field(default_factory=dict)
     peak_rank: dict[str, int] = Field(default_factory=dict)
     data: dict[str, int] = Field(default_factory=dict)

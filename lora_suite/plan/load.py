@@ -12,9 +12,20 @@ from pathlib import Path
 from lora_suite.blueprint import preflight
 from lora_suite.config import ConfigError, load_recipe
 from lora_suite.config.nearest import nearest
-from lora_suite.plan.comparability import compare_arms, planted_faults
+from lora_suite.plan.comparability import compare_cases, planted_faults
 from lora_suite.plan.driver import read_driver
-from lora_suite.plan.model import Case, DeclaredCheck, Difference, Pair, Plan, PlannedRun
+from lora_suite.plan.external.load import load_external
+from lora_suite.plan.external.reading import UnreadableError
+from lora_suite.plan.model import (
+    AnyCase,
+    Case,
+    DeclaredCheck,
+    Difference,
+    Pair,
+    Plan,
+    PlannedRun,
+    UnreadableCase,
+)
 from lora_suite.plan.order import interleave
 from lora_suite.plan.select import parse_selection
 from lora_suite.plan.suite_file import CaseEntry, PairEntry, SuiteFile, pair_checks, read_suite
@@ -32,8 +43,8 @@ def load_plan(
 
     select: an expression over case and pair names (`parse_selection`). repeats: runs of every case and arm,
     in place of what the suite says. arm_overrides: texts ``NAME:KEY=VALUE`` for the case of every arm of that
-    name. overrides: for every case. The order of a case's overrides is the suite's, `overrides`,
-    `arm_overrides`.
+    name. overrides: for every case of ours. The order of a case's overrides is the suite's, `overrides`,
+    `arm_overrides`; for an external case they are words after its command's.
 
     Raises ConfigError for whatever is wrong with the suite, a driver, a recipe or an override.
     """
@@ -42,7 +53,7 @@ def load_plan(
     by_stem = _overrides_by_stem(chosen, overrides, arm_overrides)
     today = datetime.now(UTC).date()
     cases = {
-        stem: load_case(path, chosen.entries.get(stem, CaseEntry(case=stem)), by_stem[stem], today)
+        stem: _load(path, chosen.entries.get(stem, CaseEntry(case=stem)), by_stem[stem], today)
         for stem in by_stem
     }
     pairs = tuple(_pair(suite, entry, cases, repeats) for entry in chosen.pairs)
@@ -57,6 +68,29 @@ def load_plan(
         name=suite.name,
         description=suite.description,
     )
+
+
+def _load(suite: Path, entry: CaseEntry, overrides: Sequence[str], today: date) -> AnyCase:
+    """Resolve a case of either kind.
+
+    What is wrong in our own files stops the plan. Another trainer's script or recipe that cannot be read
+    makes that case's runs MISSING and nothing else: it is not ours to repair.
+    """
+    if entry.external is None:
+        return load_case(suite, entry, overrides, today)
+    try:
+        return load_external(suite, entry.case, entry.external, entry.checks, overrides)
+    except UnreadableError as error:
+        return UnreadableCase(
+            stem=entry.case,
+            tree={},
+            overrides=tuple(overrides),
+            steps=0,
+            minutes=0.0,
+            checks=(),
+            problem=str(error).splitlines()[0],
+            source=suite,
+        )
 
 
 def load_case(suite: Path, entry: CaseEntry, overrides: Sequence[str], today: date) -> Case:
@@ -144,19 +178,25 @@ def _overrides_by_stem(
         by_arm[arm].append(override)
     found = {}
     for stem in chosen.stems:
-        own = chosen.entries[stem].overrides if stem in chosen.entries else []
+        entry = chosen.entries.get(stem)
+        own = entry.overrides if entry is not None else []
+        # Another trainer does not know our keys: its command gets what is said for it alone.
+        everywhere = overrides if entry is None or entry.external is None else ()
         arms = dict.fromkeys(arm for pair in chosen.pairs for arm, case in pair.arms.items() if case == stem)
-        found[stem] = [*own, *overrides, *(text for arm in arms for text in by_arm[arm])]
+        found[stem] = [*own, *everywhere, *(text for arm in arms for text in by_arm[arm])]
     return found
 
 
-def _pair(suite: SuiteFile, entry: PairEntry, cases: dict[str, Case], repeats: int | None) -> Pair:
+def _pair(suite: SuiteFile, entry: PairEntry, cases: dict[str, AnyCase], repeats: int | None) -> Pair:
     """Build one pair, with what makes its arms incomparable; every arm is compared with the first."""
     first, *others = [cases[stem] for stem in entry.arms.values()]
     found: dict[str, Difference] = {}
     faults: dict[str, Difference] = {}
+    unknown: dict[str, None] = {}
     for other in others:
-        found |= {found.key: found for found in compare_arms(first.tree, other.tree, entry.allow)}
+        compared = compare_cases(first, other, entry.allow)
+        found |= {each.key: each for each in compared.refused}
+        unknown |= dict.fromkeys(compared.unknown)
         faults |= {fault.key: fault for fault in planted_faults(first.tree, other.tree)}
     return Pair(
         name=entry.name,
@@ -168,6 +208,7 @@ def _pair(suite: SuiteFile, entry: PairEntry, cases: dict[str, Case], repeats: i
         allow=tuple(entry.allow),
         not_comparable=tuple(found.values()),
         faults=tuple(faults.values()),
+        not_compared=tuple(unknown),
     )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import date
 from fractions import Fraction
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_suite.config.schema import Recipe
+from lora_suite.plan.external.dialect import Dialect
 
 
 @dataclass(frozen=True)
@@ -51,18 +53,16 @@ class DeclaredCheck:
     waiver: Waiver | None = None
 
 
-@dataclass(frozen=True)
-class Case:
-    """Recipe + driver: one training that a suite can run.
+@dataclass(frozen=True, kw_only=True)
+class BaseCase(ABC):
+    """What every case has, whoever trains it.
 
-    tree: the resolved recipe as plain values, as run.json keeps it. overrides: what the driver is started
-    with. steps: the last step that must be reached. minutes: wall-clock limit of one run.
+    stem: its name. tree: what is known of its configuration as plain values, as run.json keeps it. overrides:
+    words that its driver or command is started with. steps: the last step that must be reached. minutes:
+    wall-clock limit of one run.
     """
 
     stem: str
-    recipe_path: Path
-    driver_path: Path
-    recipe: Recipe
     tree: dict[str, Any]
     overrides: tuple[str, ...]
     steps: int
@@ -70,14 +70,109 @@ class Case:
     checks: tuple[DeclaredCheck, ...]
 
     @property
+    @abstractmethod
     def gpus(self) -> int:
         """Processes of one run: GPUs, or on CPU machines counted processes."""
+
+    @property
+    @abstractmethod
+    def lora(self) -> bool:
+        """Whether this case adapts rather than trains the weights themselves."""
+
+    @property
+    @abstractmethod
+    def origin(self) -> Path:
+        """The file that says what is checked: what a check without a file of its own stands in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(BaseCase):
+    """Recipe + driver: one training of ours that a suite can run. tree: the resolved recipe."""
+
+    recipe_path: Path
+    driver_path: Path
+    recipe: Recipe
+
+    @property
+    def gpus(self) -> int:
+        """Processes of one run, by the recipe."""
         return self.recipe.world_size
 
     @property
     def lora(self) -> bool:
-        """Whether this case adapts rather than trains the weights themselves."""
+        """Whether the recipe has LoRA on."""
         return self.recipe.policy.lora.enabled
+
+    @property
+    def origin(self) -> Path:
+        """The driver."""
+        return self.driver_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalCase(BaseCase):
+    """A command of another trainer, run as it is, and a description of what it leaves behind.
+
+    command: words, the overrides not among them. cwd: the folder it runs in, absolute. outputs: files and
+    folders that a run creates, relative to cwd. metrics: where its metrics then lie, one of the outputs or
+    below one. dialect: how they are read. facts: what the case says of itself, by the names of
+    `lora_suite.plan.facts`. recipe_tree: its own recipe as plain values, None where there is none to read.
+    source: the script or suite that declares it.
+    """
+
+    command: tuple[str, ...]
+    cwd: Path
+    outputs: tuple[Path, ...]
+    metrics: Path
+    dialect: Dialect
+    facts: dict[str, object]
+    recipe_tree: dict[str, Any] | None
+    processes: int
+    source: Path
+
+    @property
+    def gpus(self) -> int:
+        """Processes of one run, as declared."""
+        return self.processes
+
+    @property
+    def lora(self) -> bool:
+        """Whether it is declared to adapt."""
+        return self.facts.get("lora") is True
+
+    @property
+    def origin(self) -> Path:
+        """The script, or without one the suite."""
+        return self.source
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnreadableCase(BaseCase):
+    """An external case whose own files cannot be read. Its runs are planned all the same, and MISSING.
+
+    problem: one line that names file, line and what is wrong.
+    """
+
+    problem: str
+    source: Path
+
+    @property
+    def gpus(self) -> int:
+        """None run."""
+        return 0
+
+    @property
+    def lora(self) -> bool:
+        """Not known."""
+        return False
+
+    @property
+    def origin(self) -> Path:
+        """The suite that names it."""
+        return self.source
+
+
+AnyCase = Case | ExternalCase | UnreadableCase
 
 
 @dataclass(frozen=True)
@@ -98,6 +193,7 @@ class Pair:
     reuse: judged on runs that other pairs make, so this pair adds none.
     not_comparable: differences beyond what the pair allows; with any, the pair is INCOMPARABLE.
     faults: planted faults in which the arms differ; they are allowed, and printed.
+    not_compared: what could not be compared, because an arm does not say it.
     """
 
     name: str
@@ -109,6 +205,7 @@ class Pair:
     allow: tuple[str, ...] = ()
     not_comparable: tuple[Difference, ...] = ()
     faults: tuple[Difference, ...] = ()
+    not_compared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,7 +230,7 @@ class Plan:
 
     suite: str
     path: Path
-    cases: dict[str, Case]
+    cases: dict[str, AnyCase]
     pairs: tuple[Pair, ...]
     runs: tuple[PlannedRun, ...]
     budget_gpu_hours: float | None

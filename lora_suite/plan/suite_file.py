@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lora_suite.config.errors import ConfigError
 from lora_suite.config.nearest import nearest
 from lora_suite.config.yaml_source import YamlFile, read_yaml
+from lora_suite.plan.external.entry import Declares, ExternalEntry
 
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 STEP_TIME_BELOW_FULL = 'ratio(lora["timing/train/step_time"], full["timing/train/step_time"]) < 1.00'
 
 
@@ -24,11 +27,23 @@ class Entry(BaseModel):
 
 
 class CaseEntry(Entry):
-    """A case of the suite: `case` is the stem; more checks than its driver has; overrides of its recipe."""
+    """A case of the suite: `case` is the stem; more checks than its driver has; overrides of its recipe.
+
+    With `external` the case is a command of another trainer: `case` is a name of its own, and the overrides
+    are words after the command's.
+    """
 
     case: Name
     checks: list[Name] = []
     overrides: list[Name] = []
+    external: ExternalEntry | None = None
+
+    @model_validator(mode="after")
+    def _name_is_a_folder(self) -> CaseEntry:
+        """An external case's name becomes a folder of the results."""
+        if self.external is not None and not _FOLDER_NAME.fullmatch(self.case):
+            raise ValueError(f"the name {self.case!r} becomes a folder: write letters, digits and . _ + -")
+        return self
 
 
 class PairEntry(Entry):
@@ -133,6 +148,11 @@ def _message(source: YamlFile, detail: Any) -> str:
 
 def _fields(location: tuple[int | str, ...]) -> list[str]:
     """The keys that are valid in the block where a location lies."""
-    blocks: dict[int | str, type[Entry]] = {"cases": CaseEntry, "pairs": PairEntry}
-    block = blocks.get(location[0], SuiteFile) if len(location) > 1 else SuiteFile
-    return list(block.model_fields)
+    blocks: dict[int | str, type[BaseModel]] = {
+        "cases": CaseEntry,
+        "pairs": PairEntry,
+        "external": ExternalEntry,
+        "declares": Declares,
+    }
+    inner = [blocks[part] for part in location[:-1] if part in blocks]
+    return list((inner[-1] if inner else SuiteFile).model_fields)

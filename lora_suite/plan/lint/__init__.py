@@ -20,7 +20,7 @@ from lora_suite.plan.lint.cases import COMMON, CaseLint
 from lora_suite.plan.lint.finding import INCOMPARABLE_ARMS, Finding, blocking, from_config_error
 from lora_suite.plan.lint.suites import lint_pairs_and_budget
 from lora_suite.plan.load import load_plan
-from lora_suite.plan.model import Plan
+from lora_suite.plan.model import Case, Plan
 
 __all__ = ["INCOMPARABLE_ARMS", "Finding", "blocking", "lint", "lint_plan"]
 
@@ -47,7 +47,7 @@ def lint_plan(plan: Plan, today: date | None = None) -> list[Finding]:
     """Return the findings in a plan and in the recipes and drivers of its cases.
 
     A recipe and its driver are judged as they are written, without the command line's overrides; pairs and
-    cost as they are planned.
+    cost as they are planned. Of an external case only what the suite says is judged.
     """
     return sorted(_lint_plan(plan, CaseLint(today or datetime.now(UTC).date())))
 
@@ -56,7 +56,8 @@ def _lint_plan(plan: Plan, cases: CaseLint) -> set[Finding]:
     """The findings of a plan."""
     found = set(lint_pairs_and_budget(plan))
     for case in plan.cases.values():
-        found.update(cases.recipe(case.recipe_path), cases.driver(case.driver_path))
+        if isinstance(case, Case):
+            found.update(cases.recipe(case.recipe_path), cases.driver(case.driver_path))
     return found
 
 

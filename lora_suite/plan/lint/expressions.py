@@ -26,8 +26,8 @@ _EXACT = ("lora/*", "train/global_valid_toks")
 class Subject:
     """A check and what it is about.
 
-    arms: names that it may read. recipes: of the runs that it reads. steps: the last step that all of them
-    reach.
+    arms: names that it may read. recipes: of the runs that it reads; empty where another trainer makes one of
+    them, of whose metrics nothing is known. steps: the last step that all of them reach.
     """
 
     expression: str
@@ -87,6 +87,8 @@ def _unknown_arms(subject: Subject, expression: Expression) -> Iterator[Finding]
 
 def _unknown_metrics(subject: Subject, expression: Expression) -> Iterator[Finding]:
     """Metrics that no run of ours writes."""
+    if not subject.recipes:
+        return
     for metric in sorted({metric for _, metric in expression.metrics}):
         if known(metric) is not None or any(fnmatchcase(name, metric) for name in _sample_names()):
             continue
@@ -103,7 +105,7 @@ def _unreachable_steps(subject: Subject, expression: Expression) -> Iterator[Fin
         text = f"{subject.expression}: asks for step {expression.max_step}, but the run has {subject.steps}"
         yield error(*place, text)
         return
-    for _, metric, step in sorted(expression.steps):
+    for _, metric, step in sorted(expression.steps) if subject.recipes else ():
         if metric == VALIDATION_LOSS and not any(_validates(recipe, step) for recipe in subject.recipes):
             period = subject.recipes[0].sft.val_period
             text = f"{subject.expression}: there is no validation at step {step} (sft.val_period is {period})"

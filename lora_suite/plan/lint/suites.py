@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from lora_suite.config.schema import Recipe
 from lora_suite.plan.lint.expressions import Subject, lint_check
 from lora_suite.plan.lint.finding import INCOMPARABLE_ARMS, Finding, error
-from lora_suite.plan.model import Case, Pair, Plan
+from lora_suite.plan.model import AnyCase, Case, Pair, Plan, UnreadableCase
 
 
 def lint_pairs_and_budget(plan: Plan) -> Iterator[Finding]:
@@ -23,21 +24,29 @@ def lint_pairs_and_budget(plan: Plan) -> Iterator[Finding]:
         yield error(plan.path, 0, "budget", message)
 
 
-def _lint_extra_checks(plan: Plan, case: Case) -> Iterator[Finding]:
+def _recipes(cases: Sequence[AnyCase]) -> tuple[Recipe, ...]:
+    """The recipes of the cases if all of them are ours, else none: then nothing is known of their metrics."""
+    recipes = tuple(case.recipe for case in cases if isinstance(case, Case))
+    return recipes if len(recipes) == len(cases) else ()
+
+
+def _lint_extra_checks(plan: Plan, case: AnyCase) -> Iterator[Finding]:
     """Checks that the suite adds to a driver's."""
     for check in case.checks:
         if check.file == plan.path:
-            subject = Subject(check.expression, plan.path, check.line, ("data",), (case.recipe,), case.steps)
-            yield from lint_check(subject)
+            recipes = _recipes([case])
+            yield from lint_check(
+                Subject(check.expression, plan.path, check.line, ("data",), recipes, case.steps)
+            )
 
 
 def _lint_pair(plan: Plan, pair: Pair) -> Iterator[Finding]:
     """A pair's checks, and the keys in which its arms differ without leave."""
     cases = [plan.cases[stem] for stem in pair.arms.values()]
-    recipes = tuple(case.recipe for case in cases)
-    steps = min(case.steps for case in cases)
-    for check in pair.checks:
-        yield from lint_check(Subject(check, plan.path, 0, tuple(pair.arms), recipes, steps))
+    if not any(isinstance(case, UnreadableCase) for case in cases):
+        steps = min(case.steps for case in cases)
+        for check in pair.checks:
+            yield from lint_check(Subject(check, plan.path, 0, tuple(pair.arms), _recipes(cases), steps))
     for found in pair.not_comparable:
         message = (
             f"pair {pair.name}: the arms differ in {found.key}: {found.left!r} and {found.right!r}; "
