@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lora_suite.config.schema import Faults
+from lora_suite.train.collect import gather
 from lora_suite.train.lora.bank import AdapterBank
+from lora_suite.train.topology import Topology
 
 
 def kill_if_due(faults: Faults, rank: int, step: int) -> None:
@@ -19,10 +21,14 @@ def kill_if_due(faults: Faults, rank: int, step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def drag(faults: Faults, seconds: float) -> None:
-    """Wait so long that a step whose work took `seconds` takes `slow_step` times as long."""
+def drag(faults: Faults, seconds: float, topology: Topology) -> None:
+    """Wait so long that a step whose work took `seconds` takes `slow_step` times as long.
+
+    All ranks wait equally long, for the shortest of their times: the longer ones hold a wait for another
+    rank, and multiplying that would make every step slower than the one before.
+    """
     if faults.slow_step > 1.0:
-        time.sleep((faults.slow_step - 1.0) * seconds)
+        time.sleep((faults.slow_step - 1.0) * min(gather(topology, seconds)))
 
 
 @contextmanager

@@ -156,7 +156,7 @@ class Trainer:
         scalars = self._reduce(loss, grad_norm)
         timer.host("optimizer")
         if faults.slow_step > 1.0:
-            drag(faults, sum(timer.phases.values()) - timer.phases["data"])
+            drag(faults, sum(timer.phases.values()) - timer.phases["data"], self._topology)
             timer.host("forward_backward")
         return scalars
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from lora_suite.train.batch import MicroBatch
-from lora_suite.train.faults import kill_if_due
+from lora_suite.train.faults import drag, kill_if_due
+from lora_suite.train.topology import Axis, Topology
 from tests.train.conftest import LORA, Run, small_recipe
 from tests.train.fake_backend import FakeBackend
 
@@ -51,6 +52,18 @@ def test_a_slow_step_takes_that_many_times_as_long(run: Run, monkeypatch: pytest
         assert work >= 3.0 * own
         forward = metrics["timing/train/forward_backward"][step]
         assert forward >= work - own
+
+
+def test_ranks_wait_for_the_shortest_of_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that waited for another in its step must not multiply that wait."""
+    waited: list[float] = []
+    monkeypatch.setattr("lora_suite.train.faults.time.sleep", waited.append)
+    monkeypatch.setattr("lora_suite.train.faults.gather", lambda topology, seconds: [seconds, 0.1])
+    one = Axis(0, 1)
+    topology = Topology(0, 2, torch.device("cpu"), Axis(0, 2), one, one)
+    faults = small_recipe("debug.faults.slow_step=3.0").debug.faults
+    drag(faults, 0.7, topology)
+    assert waited == pytest.approx([0.2])
 
 
 def test_the_named_rank_kills_itself_at_the_named_step(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
