@@ -28,6 +28,7 @@ REQUIRED_INVARIANTS = (
     ADAPTERS_MOVED,
 )
 
+_ELSEWHERE = "not measured in an external run"
 _AT_THE_START = (STEP1_LOSS_EQUALS_BASE, B_GRADIENTS_STEP1, A_GRADIENTS_STEP2)
 
 
@@ -44,9 +45,15 @@ def not_applicable(case: Case, first_step: int) -> dict[str, str]:
 
 
 def not_measured(record: RunRecord) -> dict[str, str]:
-    """Required invariants that an external run did not record, with the reason, printed and not judged."""
-    recorded = {invariant.name for invariant in record.invariants}
-    return {name: "not measured in an external run" for name in REQUIRED_INVARIANTS if name not in recorded}
+    """What an external run did not measure, with the reason, printed and not judged: often all of it."""
+    if not record.invariants:
+        return {"LoRA invariants": _ELSEWHERE}
+    found = {name: _ELSEWHERE for name in REQUIRED_INVARIANTS}
+    for invariant in record.invariants:
+        found.pop(invariant.name, None)
+        if invariant.ok is None:
+            found[invariant.name] = f"not measured: {invariant.message}"
+    return found
 
 
 def judge_invariants(record: RunRecord, skipped: dict[str, str]) -> Iterator[CheckVerdict]:
@@ -54,6 +61,15 @@ def judge_invariants(record: RunRecord, skipped: dict[str, str]) -> Iterator[Che
 
     skipped: what `not_applicable` named. An invariant that is absent or was not measured is MISSING.
     """
+    yield from judge_recorded(record, skipped)
+    recorded = {invariant.name for invariant in record.invariants}
+    for name in REQUIRED_INVARIANTS:
+        if name not in recorded and name not in skipped:
+            yield CheckVerdict(kind="invariant", name=name, state="MISSING", message="not in run.json")
+
+
+def judge_recorded(record: RunRecord, skipped: dict[str, str]) -> Iterator[CheckVerdict]:
+    """One verdict for every invariant that was recorded and is not skipped."""
     for invariant in record.invariants:
         if invariant.name in skipped:
             continue
@@ -63,7 +79,3 @@ def judge_invariants(record: RunRecord, skipped: dict[str, str]) -> Iterator[Che
         else:
             state, message = ("PASS" if invariant.ok else "FAIL"), invariant.message
         yield CheckVerdict(kind="invariant", name=invariant.name, state=state, message=message)
-    recorded = {invariant.name for invariant in record.invariants}
-    for name in REQUIRED_INVARIANTS:
-        if name not in recorded and name not in skipped:
-            yield CheckVerdict(kind="invariant", name=name, state="MISSING", message="not in run.json")

@@ -23,7 +23,7 @@ from lora_suite.judge.evidence import (
     read_evidence,
     series_problems,
 )
-from lora_suite.judge.invariants import judge_invariants, not_applicable, not_measured
+from lora_suite.judge.invariants import judge_invariants, judge_recorded, not_applicable, not_measured
 from lora_suite.judge.verdict import CheckVerdict, RunVerdict, State, worst
 from lora_suite.launch.record import Ended
 from lora_suite.plan.metric_names import LOSS, STEP_TIME
@@ -145,12 +145,12 @@ def _contents(case: BaseCase, evidence: Evidence) -> tuple[list[CheckVerdict], l
     ours = isinstance(case, Case)
     verdicts = [*series_problems(evidence, REQUIRED_SERIES if ours else REQUIRED_OF_OTHERS), *checks]
     if case.lora:
-        skipped = (
-            not_applicable(case, evidence.first_step)
-            if isinstance(case, Case)
-            else not_measured(evidence.record)
-        )
-        verdicts += judge_invariants(evidence.record, skipped)
+        if isinstance(case, Case):
+            skipped = not_applicable(case, evidence.first_step)
+            verdicts += judge_invariants(evidence.record, skipped)
+        else:
+            skipped = not_measured(evidence.record)
+            verdicts += judge_recorded(evidence.record, skipped)
         not_judged += [f"{name} ({reason})" for name, reason in skipped.items()]
     return verdicts, not_judged
 

@@ -14,20 +14,33 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from check_metrics import MetricsError, load_metrics
 from lora_suite.config import recipe_hash
 from lora_suite.config.errors import ConfigError
 from lora_suite.launch.ending import by_signal, crash, last_lines, read_tail
 from lora_suite.launch.importers import Imported, import_metrics
 from lora_suite.launch.processes import undisturbed
-from lora_suite.launch.record import Ended, RunDir, RunRecord, write_json_atomically
+from lora_suite.launch.record import Ended, Invariant, RunDir, RunRecord, write_json_atomically
 from lora_suite.launch.supervise import Outcome, Poll, stopped, supervise
 from lora_suite.plan.metric_names import LOSS, VALID_TOKENS
 from lora_suite.plan.model import ExternalCase, Plan
 
 OUTPUTS = "outputs"
+RUN_DIR = "LORA_SUITE_RUN_DIR"
+"""Where a hook in the trainer's loop may leave what it measured."""
+
 WEAK = "tokens:"
 """How a fingerprint begins that counts the supervised tokens of a batch and knows nothing else of it."""
+
+
+class _HookFile(BaseModel):
+    """lora_invariants.json, as `lora_suite.hooks` writes it."""
+
+    schema_version: int
+    invariants: list[Invariant]
+
 
 Metrics = Mapping[str, Mapping[str, float | None]]
 
@@ -70,7 +83,7 @@ def run_external(case: ExternalCase, run_dir: Path, run_id: str, poll: Poll) -> 
         outcome = supervise(
             [*case.command, *case.overrides],
             cwd=case.cwd,
-            environment=os.environ,
+            environment={**os.environ, RUN_DIR: str(run_dir.resolve())},
             run_dir=run_dir,
             run_id=run_id,
             minutes=case.minutes,
@@ -183,9 +196,18 @@ def _record(
         segments=list(imported.segments) if imported else [1],
         batches={step: f"{WEAK}{value:.15g}" for step, value in tokens.items() if value is not None},
         dialect=case.dialect.name,
+        invariants=_invariants(files.invariants),
         nonfinite={name: steps for name, steps in bad.items() if steps},
         ended=ended,
     ).write(files.record)
+
+
+def _invariants(path: Path) -> list[Invariant]:
+    """LoRA invariants that a hook in the trainer's loop recorded, none without one or from a damaged file."""
+    try:
+        return _HookFile.model_validate_json(path.read_text(encoding="utf-8")).invariants
+    except (OSError, ValueError):
+        return []
 
 
 def _last_step(metrics: Metrics) -> int:

@@ -116,5 +116,6 @@ class RunDir:
         self.record = root / "run.json"
         self.checks = root / "checks.json"
         self.log = root / "run.log"
+        self.invariants = root / "lora_invariants.json"
         self.tensorboard = root / "tb"
         self.checkpoints = root / "ckpts"

@@ -27,7 +27,9 @@ ALLOWED = (
     "checkpointing.checkpoint_dir",
     FAULTS,
 )
+NO_FAULTS = {"freeze_b": False, "slow_step": 1.0, "kill_rank_at": None, "stop_at": None}
 BACKENDS = ("policy.dtensor_cfg", "policy.megatron_cfg")
+_WITHOUT_FAULTS = {"debug": {"faults": NO_FAULTS}}
 # What a pair is about, in words that every trainer has.
 _ALLOWED_FACTS = ("lora",)
 # Where another trainer's recipe says where things go and what they are called.
@@ -107,6 +109,11 @@ def compare_arms(
     """
     allowed = (*ALLOWED, *_backend_keys(left, right), *allow)
     return tuple(Difference(*found) for found in differences(left, right) if not _under(found[0], allowed))
+
+
+def with_faults(case: AnyCase) -> Mapping[str, Any]:
+    """A tree that holds the planted faults of a case; only ours can have any."""
+    return case.tree if isinstance(case, Case) else _WITHOUT_FAULTS
 
 
 def planted_faults(left: Mapping[str, Any], right: Mapping[str, Any]) -> tuple[Difference, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from lora_suite.blueprint import preflight
 from lora_suite.config import ConfigError, load_recipe
 from lora_suite.config.nearest import nearest
-from lora_suite.plan.comparability import compare_cases, planted_faults
+from lora_suite.plan.comparability import compare_cases, planted_faults, with_faults
 from lora_suite.plan.driver import read_driver
 from lora_suite.plan.external.load import load_external
 from lora_suite.plan.external.reading import UnreadableError
@@ -197,7 +197,7 @@ def _pair(suite: SuiteFile, entry: PairEntry, cases: dict[str, AnyCase], repeats
         compared = compare_cases(first, other, entry.allow)
         found |= {each.key: each for each in compared.refused}
         unknown |= dict.fromkeys(compared.unknown)
-        faults |= {fault.key: fault for fault in planted_faults(first.tree, other.tree)}
+        faults |= {fault.key: fault for fault in planted_faults(with_faults(first), with_faults(other))}
     return Pair(
         name=entry.name,
         arms=dict(entry.arms),

@@ -106,8 +106,25 @@ def test_step_time_is_derived(make, run, tmp_path) -> None:
 
 def test_invariants_of_an_external_run_are_printed_as_not_measured(make, run) -> None:
     _, verdict = run(make())
-    assert "frozen_unchanged (not measured in an external run)" in verdict.not_judged
-    assert len(verdict.not_judged) == 7
+    assert verdict.not_judged == ["LoRA invariants (not measured in an external run)"]
+
+
+def test_invariants_that_a_hook_recorded_are_judged(make, run) -> None:
+    content = {
+        "schema_version": 1,
+        "invariants": [
+            {"name": "frozen_unchanged", "ok": False, "message": "1 of 3 tensors changed"},
+            {"name": "adapters_moved", "ok": True, "message": "all"},
+            {"name": "replicas_equal", "ok": None, "message": "one rank"},
+        ],
+    }
+    body = f"{WRITE}echo '{json.dumps(content)}' > \"$LORA_SUITE_RUN_DIR/lora_invariants.json\"\n"
+    _, verdict = run(make(body))
+    states = {check.name: check.state for check in verdict.checks if check.kind == "invariant"}
+    assert states == {"frozen_unchanged": "FAIL", "adapters_moved": "PASS"}
+    assert "replicas_equal (not measured: one rank)" in verdict.not_judged
+    assert "trainable_params (not measured in an external run)" in verdict.not_judged
+    assert len(verdict.not_judged) == 5
 
 
 def test_command_gets_its_own_folder_environment_and_words(make, run, tmp_path, monkeypatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lora_suite.config import load_recipe
-from lora_suite.plan.comparability import compare_arms, planted_faults
+from lora_suite.plan.comparability import NO_FAULTS, compare_arms, planted_faults
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = ROOT / "recipes" / "sft-tiny-llama-1n2c-fsdp2.yaml"
@@ -85,3 +85,7 @@ def test_planted_faults_are_listed() -> None:
     left, right = load_recipe(FULL).tree, load_recipe(LORA, ["debug.faults.slow_step=3.0"]).tree
     (fault,) = planted_faults(left, right)
     assert (fault.key, fault.left, fault.right) == ("debug.faults.slow_step", 1.0, 3.0)
+
+
+def test_no_faults_are_the_defaults_of_a_recipe() -> None:
+    assert load_recipe(FULL).tree["debug"]["faults"] == NO_FAULTS

@@ -262,6 +262,14 @@ def test_checks_of_the_suite_are_linted_with_any_metric(theirs: Project) -> None
     assert [finding.rule for finding in findings] == ["unreachable-step"]
 
 
+def test_a_fault_planted_in_the_native_arm_is_named(theirs: Project) -> None:
+    pair = f"pairs:\n- {{name: p, arms: {{ours: {NATIVE}, theirs: theirs}}, checks: ['1 < 2']}}\n"
+    text = suite(plain(SAME), pairs=pair)
+    assert theirs.plan(text).pairs[0].faults == ()
+    (fault,) = theirs.plan(text, arm_overrides=("ours:debug.faults.slow_step=3.0",)).pairs[0].faults
+    assert (fault.key, fault.left, fault.right) == ("debug.faults.slow_step", 3.0, 1.0)
+
+
 def test_an_arm_may_be_external_in_a_suite_of_ours(theirs: Project) -> None:
     pair = f"pairs:\n- {{name: p, arms: {{ours: {NATIVE}, theirs: theirs}}, checks: ['1 < 2']}}\n"
     plan = load_plan(theirs.suite(suite(plain(SAME), pairs=pair)), repeats=2)
