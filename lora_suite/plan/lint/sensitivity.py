@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from check_metrics import CheckResult, Expression, Series, evaluate
@@ -24,6 +25,9 @@ MOST_TRIALS = 600
 _FEWEST_STEPS = 12
 _AROUND = (0.5, 0.99, 1.01, 2.0)
 _FAR = (0.0, 1e-9, 1.0, 1e9)
+_NEVER_NEGATIVE = re.compile(
+    r"loss|norm|time|sec|mem|tok|util|(?:^|[/_])(?:num|count|lr|n)(?:$|[/_])|samples|seqs"
+)
 # Values of a series of `count` steps around a level: level, up, down, a last step that stands out.
 _SHAPES: tuple[Shape, ...] = (
     lambda level, index, count: level,
@@ -67,12 +71,18 @@ def _trials(expression: Expression, count: int) -> Iterator[Mapping[str, Mapping
 
 
 def _levels(expression: Expression, metric: str) -> list[float]:
-    """Values to try for a metric, none outside what it can be (no metric here is negative)."""
+    """Values to try for a metric, none outside what it can be.
+
+    No metric of ours is negative; one that is not known can be, unless its name is that of a count or size.
+    """
     entry = known(_instance(metric))
     high = entry.high if entry is not None and entry.high is not None else math.inf
     numbers = {abs(node.value) for node in walk(expression.tree) if isinstance(node, Constant)}
     near = {number * factor for number in numbers for factor in _AROUND}
-    return sorted({min(level, high) for level in near.union(_FAR)})
+    levels = {min(level, high) for level in near.union(_FAR)}
+    if entry is None and not _NEVER_NEGATIVE.search(metric):
+        levels |= {-level for level in levels}
+    return sorted(levels)
 
 
 def _constant(expression: Expression, level: float, count: int) -> Mapping[str, Mapping[str, Series]]:
