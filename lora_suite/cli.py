@@ -128,6 +128,53 @@ def run(
 
 
 @main.command()
+@click.argument("suite", type=click.Path(path_type=Path))
+@click.option("--repeats", type=click.IntRange(min=3), required=True, help="Runs of every case, 5 or more.")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File for the patch; else it is printed.",
+)
+@click.option("-k", "select", metavar="EXPR", help="Only cases and pairs whose name matches EXPR.")
+@click.option(
+    "--results",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("results"),
+    show_default=True,
+    help="Folder for results.",
+)
+def calibrate(suite: Path, repeats: int, output: Path | None, select: str | None, results: Path) -> None:
+    """Run SUITE several times, and propose limits of time and memory for this machine's GPU model.
+
+    The proposal is a patch of the drivers, for `git apply`. Nothing is proposed from runs that broke, were
+    throttled or not steady.
+    Exit: 0 proposed, 1 a run is wrong, 2 wrong input, 3 a run broke, 4 incomplete, 5 refused,
+    130 interrupted.
+
+    \b
+    Example:
+      lora-suite calibrate suites/llama_8b_1n8g.yaml --repeats 5 --output limits.diff
+      git apply limits.diff
+    """
+    from lora_suite.campaign.calibrate import calibrate as propose
+    from lora_suite.campaign.run import Request, run_campaign
+
+    done = run_campaign(Request(suite=suite, select=select, repeats=repeats, results=results))
+    proposal = propose(done.plan, done.verdict)
+    for line in proposal.lines:
+        click.echo(line)
+    for refusal in proposal.refusals:
+        click.echo(f"refused: {refusal}", err=True)
+    patch = "".join(proposal.patches)
+    if output is None:
+        click.echo(patch, nl=False)
+    elif patch:
+        _write(output, patch)
+        click.echo(f"{output}: apply it with `git apply`")
+    _leave(proposal.exit_code)
+
+
+@main.command()
 @click.option("--config", type=click.Path(path_type=Path), help="Recipe; without it, recipes/sft.yaml.")
 @click.argument("overrides", nargs=-1, metavar="[OVERRIDE]...")
 def train(config: Path | None, overrides: tuple[str, ...]) -> None:

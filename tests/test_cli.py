@@ -23,7 +23,16 @@ from lora_suite.config.errors import ConfigError
 from lora_suite.plan import lint as lint_module
 from lora_suite.plan.lint import Finding
 
-COMMANDS = (["run"], ["train"], ["config", "show"], ["lint"], ["init"])
+COMMANDS = (
+    ["run"],
+    ["train"],
+    ["config", "show"],
+    ["lint"],
+    ["init"],
+    ["audit"],
+    ["calibrate"],
+    ["inspect-adapter"],
+)
 
 
 def invoke(*words: str):

@@ -8,11 +8,11 @@ For the values v_1 … v_N of one check, one a run, with median m:
     margin     d = max(3·s / m, 5 %, exp(e) − 1)
     limit      m · (1 + d) for an upper limit, m / (1 + d) for a lower one, rounded away from m
 
-s is not moved by one odd run; three of it leave a normal run outside once in about 700. e is the smallest
-effect that a single new run shows against N earlier ones with 80 % power at two-sided 5 % (the pair's formula
-in `lora_suite.judge.statistics`, with the spread of a new observation, √(1 + 1/N), in place of that of a mean):
-a tighter limit would judge what the case cannot resolve. 5 % is the margin below which the checker calls a
-pass narrow. The factor 1.4826 makes s the standard deviation of a normal distribution (Rousseeuw and Croux,
+s is not moved by one odd run; a normal run is above three of it once in 740. e is the smallest effect that a
+single new run shows against N earlier ones with 80 % power at two-sided 5 %: the pair's formula in
+`lora_suite.judge.statistics`, with the spread of a new observation, √(1 + 1/N), in place of that of a mean. A
+tighter limit would judge what the case cannot resolve. 5 % is the margin below which the checker calls a pass
+narrow. The factor 1.4826 makes s the standard deviation of a normal distribution (Rousseeuw and Croux,
 "Alternatives to the Median Absolute Deviation", JASA 88, 1993).
 """
 
@@ -73,7 +73,7 @@ def propose_limit(values: Sequence[float], operator: Operator) -> Limit:
     if margin > LARGEST_MARGIN:
         raise Unsteady(
             f"{repeats} runs from {min(values):.4g} to {max(values):.4g} need a margin of "
-            f"{100 * margin:.0f} %, more than {100 * LARGEST_MARGIN:.0f} %: quieten the machine, or repeat more"
+            f"{100 * margin:.0f} %, more than {100 * LARGEST_MARGIN:.0f} %: quieten the machine, repeat more"
         )
     upper = operator in ("<", "<=")
     exact = median * (1 + margin) if upper else median / (1 + margin)
