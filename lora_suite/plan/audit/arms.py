@@ -12,8 +12,8 @@ from lora_suite.plan.audit.repository import Repository
 from lora_suite.plan.comparability import compare_arms
 from lora_suite.plan.external.script import DEFAULT_GPUS_PER_NODE, Script
 
-# Differ between any two scripts, or are said by the CONFIG block.
-_ALLOWED = ("logger", "checkpointing", "cluster.num_nodes", "cluster.gpus_per_node", "sft.max_num_steps")
+# Names and places, and what the CONFIG block says. Whether checkpoints are written is part of a step's time.
+_ALLOWED = ("logger", "cluster.num_nodes", "cluster.gpus_per_node", "sft.max_num_steps")
 _SHOWN = 4
 
 

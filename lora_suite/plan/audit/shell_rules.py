@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from lora_suite.plan.audit.finding import AuditFinding
 from lora_suite.plan.audit.repository import Repository
 from lora_suite.plan.external.commands import Block, Command, Comment, ShellText
-from lora_suite.plan.external.script import Script
+from lora_suite.plan.external.script import Script, ScriptCheck
 
 # The family's own name for "exit 0 if old results are complete", wherever it is defined.
 _EXITING = frozenset({"exit_if_max_steps_reached"})
@@ -18,9 +19,10 @@ _PROGRAMS = re.compile(
 )
 _DO_NOTHING = ("true", ":")
 _ARGUMENTS = ("$@", "$*", "${@}", "${*}")
+_READS_METRICS = re.compile(r"\bjq\b|METRICS|metrics\.json")
 _NOTE = re.compile(r"\brevert|\brestore|\bback to\b|\b(?:once|when|after)\b.*\bfix", re.IGNORECASE)
 _LIMIT = re.compile(r"([<>]=?)\s*(\d+(?:\.\d+)?(?:e-?\d+)?)")
-# Lines between a note and the check that it is about.
+# Lines between a note and the check that it is about, or the call that the check stands in.
 _NEAR = 6
 
 
@@ -43,11 +45,19 @@ _Found = Iterator[tuple[int, str, str, str]]
 
 def _skipped(script: Script) -> _Found:
     """Guards around checks that let a short run end with status 0."""
-    for guard in dict.fromkeys(check.guard for check in script.checks if check.guard is not None):
-        skipped = sum(check.guard == guard for check in script.checks)
+    guards = Counter(guard for guard in map(_guard, script.checks) if guard is not None)
+    for guard, skipped in guards.items():
         if not _else_fails(script, guard):
             message = f"{skipped} checks run only `if {_short(guard.text)}`, and nothing fails otherwise"
             yield guard.line, "skipped-checks", "guard", message
+
+
+def _guard(check: ScriptCheck) -> Block | None:
+    """The `if` around a check that asks how far the run came, by $MAX_STEPS or by what is in its metrics."""
+    if check.guard is not None:
+        return check.guard
+    ifs = (block for block in check.blocks if block.kind == "if" and block.branch == "then")
+    return next((block for block in ifs if _READS_METRICS.search(block.text)), None)
 
 
 def _else_fails(script: Script, guard: Block) -> bool:
@@ -138,7 +148,8 @@ def _stale(script: Script) -> _Found:
         limits = _limits(_with_following(script, note)) if _NOTE.search(note.text) else set()
         for check in script.checks:
             reverted = limits & _limits(check.expression)
-            if abs(check.line - note.line) <= _NEAR and reverted:
+            near = min(abs(line - note.line) for line in (check.line, check.call)) <= _NEAR
+            if near and reverted:
                 operator, value = min(reverted)
                 message = f"the check in line {check.line} already has {operator} {value:g}"
                 yield note.line, "stale-note", check.expression, message

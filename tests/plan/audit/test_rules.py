@@ -27,6 +27,8 @@ def test_a_healthy_script(kinds):
         (f"{GUARD}{CHECK}else\nexit 0\nfi\n", ["skipped-checks"]),
         (f"{GUARD}{CHECK}else\nexit 1\nfi\n", []),
         (f"{GUARD}{CHECK}else\nfalse\nfi\n", []),
+        (f"if [[ $(jq length $JSON_METRICS) -ge 10 ]]; then\n{CHECK}fi\n", ["skipped-checks"]),
+        (f"if [[ -s $JSON_METRICS ]]; then\n{CHECK}fi\n", ["skipped-checks"]),
         # A condition that does not ask how far the run came.
         (f"if [[ $GPU == h100 ]]; then\n{CHECK}fi\n", []),
     ],
@@ -147,6 +149,15 @@ def test_notes(kinds, note, limit, expected):
     assert kinds(check=f"{note}\n{limited}") == expected
 
 
+def test_a_note_above_the_guard_of_a_long_call(kinds):
+    """The note quotes the check as it is to be; the check is the last of many below."""
+    others = "".join(f" \\\n  'mean(data[\"train/m{number}\"]) < {number}'" for number in range(1, 7))
+    live = " \\\n  'mean(data[\"train/step\"], 2) < 30'\n"
+    note = '# Revert to `mean(data["train/step"], 2) < 30` once the issue is resolved\n'
+    block = f"{note}{GUARD}check_metrics $JSON_METRICS{others}{live}else\nexit 1\nfi\n"
+    assert kinds(check=block) == ["stale-note"]
+
+
 def test_a_note_far_from_the_check_is_about_something_else(kinds):
     limited = check('mean(data["train/step"]) < 30')
     note = "# revert to < 30 when that is fixed\n"
@@ -202,8 +213,12 @@ class TestArms:
         return [each for each in family.findings() if each.kind == "incomparable-arms"]
 
     def test_arms_that_differ_in_lora_alone(self, family):
-        more = "logger: {wandb: {name: x}}\ncheckpointing: {enabled: false}\n"
+        more = "logger: {wandb: {name: x}}\ncheckpointing: {checkpoint_dir: x}\n"
         assert self.arms(family, f"{STEM}-lora", recipe=LORA + more) == []
+
+    def test_checkpoints_are_part_of_a_step_s_time(self, family):
+        (found,) = self.arms(family, f"{STEM}-lora", recipe=f"{LORA}checkpointing: {{enabled: false}}\n")
+        assert found.details == ("checkpointing.enabled: False and '(absent)'",)
 
     def test_a_key_of_the_recipe(self, family):
         batch = LORA.replace("policy: {", "policy: {train_global_batch_size: 128, ")
