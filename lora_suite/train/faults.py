@@ -24,11 +24,12 @@ def kill_if_due(faults: Faults, rank: int, step: int) -> None:
 def drag(faults: Faults, seconds: float, topology: Topology) -> None:
     """Wait so long that a step whose work took `seconds` takes `slow_step` times as long.
 
-    All ranks wait equally long, for the shortest of their times: the longer ones hold a wait for another
-    rank, and multiplying that would make every step slower than the one before.
+    All ranks wait equally long, for the longest of their times. If each waited for its own, those that woke
+    first would wait for the others in their next step, multiply that wait as well, and every step would be
+    slower than the one before.
     """
     if faults.slow_step > 1.0:
-        time.sleep((faults.slow_step - 1.0) * min(gather(topology, seconds)))
+        time.sleep((faults.slow_step - 1.0) * max(gather(topology, seconds)))
 
 
 @contextmanager

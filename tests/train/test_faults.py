@@ -54,16 +54,16 @@ def test_a_slow_step_takes_that_many_times_as_long(run: Run, monkeypatch: pytest
         assert forward >= work - own
 
 
-def test_ranks_wait_for_the_shortest_of_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that waited for another in its step must not multiply that wait."""
+def test_all_ranks_wait_equally_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that woke early waits for the others in its step, and must not wait more than they do for it."""
     waited: list[float] = []
     monkeypatch.setattr("lora_suite.train.faults.time.sleep", waited.append)
-    monkeypatch.setattr("lora_suite.train.faults.gather", lambda topology, seconds: [seconds, 0.1])
+    monkeypatch.setattr("lora_suite.train.faults.gather", lambda topology, seconds: [0.1, 0.7])
     one = Axis(0, 1)
-    topology = Topology(0, 2, torch.device("cpu"), Axis(0, 2), one, one)
     faults = small_recipe("debug.faults.slow_step=3.0").debug.faults
-    drag(faults, 0.7, topology)
-    assert waited == pytest.approx([0.2])
+    for rank, seconds in enumerate([0.1, 0.7]):
+        drag(faults, seconds, Topology(rank, 2, torch.device("cpu"), Axis(rank, 2), one, one))
+    assert waited == pytest.approx([1.4, 1.4])
 
 
 def test_the_named_rank_kills_itself_at_the_named_step(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
