@@ -61,11 +61,12 @@ def calibrate(plan: Plan, verdict: SuiteVerdict) -> Proposal:
     patches: list[str] = []
     refusals: list[str] = []
     for stem, case in plan.cases.items():
-        runs = [run for run in verdict.runs if run.case == stem]
-        refused = [f"{run.case} run {run.repeat}: {each}" for run in runs for each in _run_problems(run)]
         if not isinstance(case, Case):
             lines.append(f"{stem}: limits of another trainer's script are not proposed")
-        elif not refused:
+            continue
+        runs = [run for run in verdict.runs if run.case == stem]
+        refused = [f"{run.case} run {run.repeat}: {each}" for run in runs for each in _run_problems(run)]
+        if not refused:
             try:
                 said, made = _calibrate_case(case, runs)
                 lines += said
@@ -113,9 +114,14 @@ def _run_problems(run: RunVerdict) -> Iterator[str]:
 
 def _throttled(health: Mapping[str, object]) -> bool:
     """Whether any GPU was throttled before or after the run."""
+    return any(reasons & _THROTTLED for reasons in _throttle_reasons(health))
+
+
+def _throttle_reasons(health: Mapping[str, object]) -> list[int]:
+    """The bit masks of all GPUs, before and after the run, that are known."""
     looks = [look for look in health.values() if isinstance(look, Mapping)]
-    gpus = [gpu for look in looks for gpu in look.get("gpus") or []]
-    return any((gpu.get("throttle_reasons") or 0) & _THROTTLED for gpu in gpus)
+    masks = [gpu.get("throttle_reasons") for look in looks for gpu in look.get("gpus") or []]
+    return [mask for mask in masks if isinstance(mask, int)]
 
 
 def _calibrate_case(case: Case, runs: Sequence[RunVerdict]) -> tuple[list[str], list[str]]:
@@ -130,6 +136,10 @@ def _calibrate_case(case: Case, runs: Sequence[RunVerdict]) -> tuple[list[str], 
         for text in check.name.split(" | ")
     }
     lines: list[str] = []
+    if _GPU_MODEL.search(machine.device) and not all(
+        _throttle_reasons(each.record.health) for each in evidences
+    ):
+        lines.append(f"{case.stem}: whether a GPU was throttled is not known: run.json has no health of GPUs")
     limits: dict[str, str] = {}
     read: list[str] = []
     for check in case.checks:

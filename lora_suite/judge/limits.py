@@ -83,12 +83,15 @@ def propose_limit(values: Sequence[float], operator: Operator) -> Limit:
 def drift(step_times: Sequence[float]) -> float:
     """Median of the last third of a run's steps over that of the first third, less 1.
 
-    Raises Unsteady for fewer than `FEWEST_STEPS` steps, warm-up not counted.
+    Raises Unsteady for fewer than `FEWEST_STEPS` steps, warm-up not counted, and for times that are none.
     """
     if len(step_times) < FEWEST_STEPS:
         raise Unsteady(f"{len(step_times)} steps after warm-up are too few to tell whether they are steady")
     third = len(step_times) // 3
-    return statistics.median(step_times[-third:]) / statistics.median(step_times[:third]) - 1.0
+    first = statistics.median(step_times[:third])
+    if not first > 0:
+        raise Unsteady(f"a step takes {first:g} s at first, which no step can")
+    return statistics.median(step_times[-third:]) / first - 1.0
 
 
 def _rounded(value: float, *, up: bool) -> float:

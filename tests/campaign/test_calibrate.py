@@ -20,7 +20,7 @@ from lora_suite.judge.suite import Execution, judge_suite, run_directory
 from lora_suite.judge.verdict import SuiteVerdict
 from lora_suite.launch.record import Ended
 from lora_suite.plan.driver import read_driver
-from lora_suite.plan.model import Case, Plan
+from lora_suite.plan.model import Case, Plan, UnreadableCase
 from tests.campaign.helpers import FakeLauncher, console
 from tests.campaign.helpers import train as train_healthy
 from tests.judge.helpers import DONE, FULL, LORA, ROOT, Damage, make_case, planned, write_run
@@ -102,7 +102,11 @@ def test_limits_of_this_gpu(project):
         "check --on H100 'max(data[\"memory/peak_allocated_gib\"]) < 3' \\",
         "  --on H200 'max(data[\"memory/peak_allocated_gib\"]) < 0.525'",
     ]
-    assert proposal.lines[0] == (
+    assert (
+        proposal.lines[0]
+        == f"{FULL}: whether a GPU was throttled is not known: run.json has no health of GPUs"
+    )
+    assert proposal.lines[1] == (
         f'{FULL}: median(data["timing/train/step_time"], 4) < 0.21 (median 0.2 of 5 runs, spread 0 %, '
         "margin 5.0 %, smallest effect 1.5 %)"
     )
@@ -170,7 +174,7 @@ def test_a_limit_under_a_waiver_stays(tmp_path):
     proposal = Project(
         tmp_path, driver=f"{head}{waiver}{time}{memory[memory.index('check --on') :]}"
     ).calibrate()
-    assert proposal.lines[0].endswith("has a waiver, and stays")
+    assert proposal.lines[1].endswith("has a waiver, and stays")
     assert "step_time" not in "".join(line for line in proposal.patches[0].splitlines() if line[0] in "+-")
 
 
@@ -243,6 +247,23 @@ def test_refusals(project, options, code, message):
 def test_what_is_no_throttling(project, reasons):
     """Idle, clocks that were set, the power cap of a busy GPU, boost groups."""
     assert project.calibrate(damage=throttled(reasons)).exit_code == 0
+
+
+def test_another_trainer_s_case_is_left_alone(project):
+    plan = project.plan(3)
+    other = UnreadableCase(
+        stem="theirs",
+        tree={},
+        overrides=(),
+        steps=1,
+        minutes=1.0,
+        checks=(),
+        problem="",
+        source=Path("s.yaml"),
+    )
+    verdict = SuiteVerdict(suite="test", started="", seconds=1.0, directory="", runs=[], pairs=[])
+    proposal = calibrate(replace(plan, cases={"theirs": other}), verdict)
+    assert proposal == Proposal(("theirs: limits of another trainer's script are not proposed",), (), (), 0)
 
 
 def test_an_invariant_that_fails_is_a_refusal(tmp_path):

@@ -98,3 +98,9 @@ def test_drift_needs_steps():
     drift([1.0] * FEWEST_STEPS)
     with pytest.raises(Unsteady, match="5 steps after warm-up are too few"):
         drift([1.0] * (FEWEST_STEPS - 1))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
+def test_drift_needs_times(value):
+    with pytest.raises(Unsteady, match="which no step can"):
+        drift([value] * FEWEST_STEPS)
