@@ -67,8 +67,9 @@ def compare_cases(left: AnyCase, right: AnyCase, allow: Sequence[str] = ()) -> C
     every = tuple(Difference(*found) for found in differences(ours, theirs))
     refused = compare_arms(ours, theirs, (*allow, *_ALLOWED_ELSEWHERE))
     # The recipes say all but what is launched.
-    launched = [found for found in facts.refused if found.key == "ranks"]
-    return Comparison((*facts.all, *every), (*launched, *refused))
+    launched = [found for found in facts.all if found.key == "ranks"]
+    stopped = [found for found in launched if found in facts.refused]
+    return Comparison((*launched, *every), (*stopped, *refused))
 
 
 def _compare_facts(

@@ -20,6 +20,7 @@ from lora_suite.launch.record import Ended, RunRecord
 from lora_suite.plan.external.dialect import load_dialect
 from lora_suite.plan.model import DeclaredCheck, ExternalCase, Plan, PlannedRun
 from tests.launch.helpers import alive
+from tests.launch.importers.event_samples import scalar, version, write_events
 
 STEPS = 3
 WRITE = "mkdir -p out && cp ../metrics.json out/metrics.json\n"
@@ -273,6 +274,25 @@ def test_jsonl_with_names_of_its_own(make, run, tmp_path) -> None:
     assert found["train/loss"] == found["loss"] == {"1": 4.0, "2": 2.0, "3": pytest.approx(4 / 3)}
     assert found["timing/train/step_time"] == {"1": 0.5, "2": 0.5, "3": 0.5}
     assert record(tmp_path).batches == {}
+
+
+def test_event_files_with_names_of_their_own(make, run, tmp_path) -> None:
+    events = [
+        scalar(float(step), step, tag, value)
+        for step in (1, 2, 3)
+        for tag, value in (("Loss/train", 4.0 / step), ("iteration-time", 0.5))
+    ]
+    write_events(tmp_path / "events.out.tfevents.1", version(0.0), *events)
+    case = make(
+        "mkdir -p out/tb && cp ../events.out.tfevents.1 out/tb/\n",
+        metrics=Path("out/tb"),
+        dialect=load_dialect("tensorboard", tmp_path / "s.yaml"),
+    )
+    _, verdict = run(case)
+    assert verdict.state == "PASS"
+    found = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert found["train/loss"]["2"] == 2.0
+    assert found["timing/train/step_time"] == {"1": 0.5, "2": 0.5, "3": 0.5}
 
 
 def test_a_logging_interval_is_no_hole(make, run) -> None:

@@ -4,8 +4,8 @@
 Rules, by the name that a finding carries. Errors: `recipe`, `driver`, `suite` (does not resolve), `name`,
 `recipe-without-driver`, `driver-without-recipe`, `steps`, `unparsable-check`, `unknown-arm`,
 `unknown-metric`, `unreachable-step`, `cannot-fail`, `condition`, `minutes`, `budget`, `incomparable-arms`.
-Warnings: `waiver-expired`, `waiver-without-effect`, `unquoted-arguments`, `pipe-before-pipefail`,
-`no-margin`.
+Warnings: `unreadable` (another trainer's file: only its own runs are MISSING), `waiver-expired`,
+`waiver-without-effect`, `unquoted-arguments`, `pipe-before-pipefail`, `no-margin`.
 """
 
 from __future__ import annotations

@@ -4,16 +4,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from lora_suite.config.errors import ConfigError
 from lora_suite.config.schema import Recipe
 from lora_suite.plan.lint.expressions import Subject, lint_check
-from lora_suite.plan.lint.finding import INCOMPARABLE_ARMS, Finding, error
+from lora_suite.plan.lint.finding import INCOMPARABLE_ARMS, Finding, error, from_config_error
 from lora_suite.plan.model import AnyCase, Case, Pair, Plan, UnreadableCase
+
+UNREADABLE = "unreadable"
 
 
 def lint_pairs_and_budget(plan: Plan) -> Iterator[Finding]:
     """Yield what is wrong with a plan beyond its cases' own files."""
     for case in plan.cases.values():
+        if isinstance(case, UnreadableCase):
+            found = from_config_error(ConfigError(case.problem), plan.path, UNREADABLE)
+            yield from (replace(each, severity="warning", rule=UNREADABLE) for each in found)
         yield from _lint_extra_checks(plan, case)
     for pair in plan.pairs:
         yield from _lint_pair(plan, pair)

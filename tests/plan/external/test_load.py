@@ -164,7 +164,9 @@ def test_what_cannot_be_read_is_named_and_the_others_are_planned(
     assert isinstance(broken, UnreadableCase)
     assert re.search(where, broken.problem)
     assert {run.case for run in plan.runs} == {FULL, LORA, NATIVE}
-    assert lint_plan(plan) == []
+    (finding,) = lint_plan(plan)
+    assert (finding.severity, finding.rule) == ("warning", "unreadable")
+    assert re.search(where, f"{finding.file}:{finding.line}: {finding.message}")
 
 
 def test_a_case_that_the_suite_describes(theirs: Project) -> None:

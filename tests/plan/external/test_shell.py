@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lora_suite.config import ConfigError
 from lora_suite.plan.external.commands import Pipeline
@@ -146,6 +148,20 @@ def test_assignments_lists_and_operators_in_tests() -> None:
     assert lists.commands[0].assignments[0].value.raw == "(a 'b c'\n  d)"
     assert (test.commands[0].name, test.connector, z.commands[0].name) == ("[[", "&&", "z")
     assert (count.line, count.commands[0].name) == (5, "((")
+
+
+@given(st.text(alphabet="ab$(){}[]'\"`\\|&;<>#=\n !", max_size=40))
+@settings(max_examples=400, deadline=None)
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        shell = parse_shell(Path("a.sh"), text)
+    except ConfigError:
+        return
+    for pipeline in shell.pipelines:
+        for command in pipeline.commands:
+            assert 1 <= command.line <= text.count("\n") + 1
+            for word in command.words:
+                expand(word, VALUES)
 
 
 @pytest.mark.parametrize(
