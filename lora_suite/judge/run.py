@@ -27,7 +27,7 @@ from lora_suite.judge.invariants import judge_invariants, judge_recorded, not_ap
 from lora_suite.judge.verdict import CheckVerdict, RunVerdict, State, worst
 from lora_suite.launch.record import Ended
 from lora_suite.plan.metric_names import LOSS, STEP_TIME
-from lora_suite.plan.model import BaseCase, Case, PlannedRun
+from lora_suite.plan.model import BaseCase, Case, ExternalCase, PlannedRun
 
 # Exit statuses by which a driver judges: a check failed, the run was short, no limit for this GPU.
 _DRIVER_JUDGES = frozenset({1, 4, 5})
@@ -143,6 +143,7 @@ def _contents(case: BaseCase, evidence: Evidence) -> tuple[list[CheckVerdict], l
     """Verdicts of series, checks and invariants; and what does not apply."""
     checks, not_judged = judge_checks(case, evidence)
     ours = isinstance(case, Case)
+    not_judged += case.left if isinstance(case, ExternalCase) else ()
     verdicts = [*series_problems(evidence, REQUIRED_SERIES if ours else REQUIRED_OF_OTHERS), *checks]
     if case.lora:
         if isinstance(case, Case):

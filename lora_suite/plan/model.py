@@ -117,7 +117,7 @@ class ExternalCase(BaseCase):
     folders that a run creates, relative to cwd. metrics: where its metrics then lie, one of the outputs or
     below one. dialect: how they are read. facts: what the case says of itself, by the names of
     `lora_suite.plan.facts`. recipe_tree: its own recipe as plain values, None where there is none to read.
-    source: the script or suite that declares it.
+    source: the script or suite that declares it. left: checks that only its script can make, with the reason.
     """
 
     command: tuple[str, ...]
@@ -129,6 +129,7 @@ class ExternalCase(BaseCase):
     recipe_tree: dict[str, Any] | None
     processes: int
     source: Path
+    left: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> int:

@@ -199,6 +199,11 @@ def test_a_failed_check_of_theirs_agrees_with_ours(make, run, tmp_path) -> None:
     assert (ended.how, ended.status, verdict.own_state, verdict.state) == ("done", 1, "PASS", "FAIL")
 
 
+def test_checks_that_only_the_script_can_make_are_listed(make, run) -> None:
+    _, verdict = run(make(left=("x > 1 (train.sh:9 reads other.json)",)))
+    assert "x > 1 (train.sh:9 reads other.json)" in verdict.not_judged
+
+
 def test_a_short_run_is_missing(make, run) -> None:
     _, verdict = run(make(written=metrics(**{"train/loss": {"1": 3.0, "2": 1.0}})))
     assert (verdict.state, verdict.message) == ("MISSING", "reached 2 of 3 steps")
@@ -254,6 +259,20 @@ def test_children_that_a_script_leaves_behind_end_with_it(make, run, tmp_path) -
     ended, verdict = run(make(f"{WRITE}setsid sleep 100 & echo $! > ../child\n"))
     assert (ended.how, verdict.state) == ("done", "PASS")
     assert not alive(int((tmp_path / "child").read_text()))
+
+
+def test_an_interrupt_ends_the_run_and_leaves_the_folder_as_it_was(make, tmp_path) -> None:
+    case = make(f"{WRITE}sleep 100\n")
+
+    def press_ctrl_c(progress: object, line: str) -> None:
+        if (case.cwd / "out" / "metrics.json").exists():
+            raise KeyboardInterrupt
+
+    run_dir = tmp_path / "run"
+    ended = LocalLauncher().run(case, PLANNED, run_dir, keep=False, poll=press_ctrl_c)
+    assert (ended.how, ended.message) == ("interrupted", "interrupted, after step 3 of 3")
+    assert not (case.cwd / "out").exists()
+    assert judge_run(case, PLANNED, run_dir, ended).state == "MISSING"
 
 
 def test_a_signal_is_named(make, run) -> None:

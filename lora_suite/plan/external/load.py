@@ -67,6 +67,7 @@ def load_external(
         recipe_tree=reading.recipe_tree if reading else None,
         processes=nodes * gpus,
         source=reading.source if reading else suite,
+        left=reading.left if reading else (),
     )
 
 

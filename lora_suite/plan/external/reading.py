@@ -10,7 +10,7 @@ from typing import Any
 
 from lora_suite.config.errors import ConfigError
 from lora_suite.plan.external.recipe import opaque_recipe
-from lora_suite.plan.external.script import DEFAULT_GPUS_PER_NODE, Script, parse_script
+from lora_suite.plan.external.script import DEFAULT_GPUS_PER_NODE, Script, ScriptCheck, parse_script
 from lora_suite.plan.facts import facts_of_recipe
 from lora_suite.plan.model import DeclaredCheck
 
@@ -24,7 +24,8 @@ class Reading:
     """What was read; None where the files do not say it.
 
     source: the file that says it. gpus: of a node. outputs, metrics: absolute paths. facts: by the names of
-    `lora_suite.plan.facts`. recipe_tree: the merged recipe.
+    `lora_suite.plan.facts`. recipe_tree: the merged recipe. left: checks that only the script itself can
+    make, each with the reason.
     """
 
     source: Path
@@ -37,6 +38,7 @@ class Reading:
     checks: tuple[DeclaredCheck, ...]
     facts: dict[str, object]
     recipe_tree: dict[str, Any] | None
+    left: tuple[str, ...]
 
 
 def read_nemo_rl(command: Sequence[str], cwd: Path, overrides: Sequence[str], trainer: str) -> Reading:
@@ -44,8 +46,9 @@ def read_nemo_rl(command: Sequence[str], cwd: Path, overrides: Sequence[str], tr
 
     The script is the command's first word that ends in ``.sh``, which must be there; words after it and the
     overrides are its arguments. A run may take the minutes of all the submissions that the script counts on
-    (NUM_RUNS). Only checks of the script's own metrics.json are taken. Raises UnreadableError for a script or
-    recipe that cannot be read, ConfigError for a command that gives it arguments which it does not take.
+    (NUM_RUNS). Checks are taken that are of the script's own metrics.json and that no condition decides about
+    but how far the run came. Raises UnreadableError for a script or recipe that cannot be read, ConfigError
+    for a command that gives it arguments which it does not take.
     """
     at = next(at for at, word in enumerate(command) if word.endswith(".sh"))
     try:
@@ -72,9 +75,18 @@ def read_nemo_rl(command: Sequence[str], cwd: Path, overrides: Sequence[str], tr
         nodes=config.nodes,
         outputs=(script.results,),
         metrics=script.metrics,
-        checks=_checks(script),
+        checks=tuple(
+            DeclaredCheck(expression=check.expression, line=check.line, call=check.call, file=script.path)
+            for check in script.checks
+            if _reason_to_leave(check, script) is None
+        ),
         facts=facts,
         recipe_tree=tree,
+        left=tuple(
+            f"{check.expression} ({script.path.name}:{check.line} {reason})"
+            for check in script.checks
+            if (reason := _reason_to_leave(check, script)) is not None
+        ),
     )
 
 
@@ -93,9 +105,9 @@ def _recipe(script: Script, arguments: Sequence[str]) -> dict[str, Any] | None:
         raise UnreadableError(f"{place}{text}") from error
 
 
-def _checks(script: Script) -> tuple[DeclaredCheck, ...]:
-    return tuple(
-        DeclaredCheck(expression=check.expression, line=check.line, call=check.call, file=script.path)
-        for check in script.checks
-        if check.metrics == str(script.metrics)
-    )
+def _reason_to_leave(check: ScriptCheck, script: Script) -> str | None:
+    """Why a check cannot be made from outside the script, None if it can."""
+    if check.metrics != str(script.metrics):
+        return f"reads {check.metrics}"
+    others = [block for block in check.blocks if block != check.guard]
+    return f"stands in a block that begins in line {others[0].line}" if others else None

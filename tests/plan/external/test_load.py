@@ -110,6 +110,23 @@ def test_script_says_all_that_a_case_needs(theirs: Project, repository: Reposito
     assert not (repository.root / f"tests/test_suites/llm/{LORA}").exists()
 
 
+def test_checks_that_only_the_script_can_make_are_left_to_it(theirs: Project, repository: Repository) -> None:
+    check = 'uv run tests/check_metrics.py {} \'data["score"]["1"] > {}\'\n'
+    more = (
+        check.format("${RUN_LOG}-eval.json", 1)
+        + f"if [[ $GPU == H100 ]]; then\n{check.format('$JSON_METRICS', 2)}fi\n"
+        + check.format("$JSON_METRICS", 3)
+    )
+    script = repository.script(LORA, WHOLE + more)
+    case = external(theirs.plan(suite(entry(LORA))), LORA)
+    assert [check.line for check in case.checks] == [27, 28, 29, 36]
+    log = f"{script.parent}/{LORA}/run.log-eval.json"
+    assert case.left == (
+        f'data["score"]["1"] > 1 ({LORA}.sh:32 reads {log})',
+        f'data["score"]["1"] > 2 ({LORA}.sh:34 stands in a block that begins in line 33)',
+    )
+
+
 def test_cost_counts_all_nodes(theirs: Project) -> None:
     assert theirs.plan(suite(entry(LORA))).gpu_hours == 16 * 1.5
 
