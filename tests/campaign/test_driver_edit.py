@@ -36,6 +36,15 @@ def edited(text: str, limits: dict[str, str] | None = None, added: tuple[str, ..
         ),
         # Limits of this machine are replaced, those of others stay.
         (f"check --on H200 '{TIME}'\n", f"check --on H200 '{NEW}'\n"),
+        (f"check --on H200 'a < 1' '{TIME}'\n", f"check --on H200 'a < 1' '{NEW}'\n"),
+        (
+            f"check --when k=v 'a < 1' 'b < 2' '{TIME}'\n",
+            f"check --when k=v 'a < 1' 'b < 2'\ncheck --when k=v --on H200 '{NEW}'\n",
+        ),
+        (
+            f"check 'a <\n  1' '{TIME}' 'b <\n  2'\nx=1\n",
+            f"check 'a <\n  1' 'b <\n  2'\ncheck --on H200 '{NEW}'\nx=1\n",
+        ),
         (f"check --on h200 '{TIME}'\n", f"check --on h200 '{NEW}'\n"),
         (f"check --on H100 '{TIME}'\n", f"check --on H100 '{TIME}' --on H200 '{NEW}'\n"),
         (

@@ -70,19 +70,19 @@ def _else_fails(script: Script, guard: Block) -> bool:
 
 
 def _exits(repository: Repository, script: Script) -> _Found:
-    """Ways out of the script with status 0, above its first check."""
+    """Ways out of the script with status 0, above one of its checks."""
     if not script.checks:
         return
-    first = min(check.call for check in script.checks)
+    last = max(check.call for check in script.checks)
     exiting = _EXITING.union(*(_exiting_functions(text) for _, text in repository.sourced(script) if text))
     for command, pipeline in script.commands:
-        if command.line >= first or any(block.kind == "function" for block in pipeline.blocks):
+        if command.line > last or any(block.kind == "function" for block in pipeline.blocks):
             continue
         if command.name in exiting:
             message = f"{command.name} ends with status 0 where old results are complete, checked or not"
             yield command.line, "exit-before-checks", command.name, message
         elif command.name == "exit" and _exits_well(command):
-            yield command.line, "exit-before-checks", "exit", "exit 0 comes before the checks"
+            yield command.line, "exit-before-checks", "exit", "exit 0 comes before a check"
 
 
 def _exiting_functions(text: ShellText) -> set[str]:

@@ -29,6 +29,10 @@ def test_a_healthy_script(kinds):
         (f"{GUARD}{CHECK}else\nfalse\nfi\n", []),
         (f"if [[ $(jq length $JSON_METRICS) -ge 10 ]]; then\n{CHECK}fi\n", ["skipped-checks"]),
         (f"if [[ -s $JSON_METRICS ]]; then\n{CHECK}fi\n", ["skipped-checks"]),
+        # What is checked otherwise, and an `else` of something else.
+        (f"if [[ ! -s $JSON_METRICS ]]; then\nexit 1\nelse\n{CHECK}fi\n", []),
+        (f"{GUARD}{CHECK}fi\nif [[ -d x ]]; then\necho\nelse\nexit 1\nfi\n", ["skipped-checks"]),
+        (f"{GUARD}{CHECK}if false; then\nexit 1\nfi\nfi\n", ["skipped-checks"]),
         # A condition that does not ask how far the run came.
         (f"if [[ $GPU == h100 ]]; then\n{CHECK}fi\n", []),
     ],
@@ -56,8 +60,9 @@ def test_exits(family, train, expected):
     assert family.kinds() == expected
 
 
-def test_an_exit_after_the_checks_is_none(kinds):
+def test_only_an_exit_after_all_checks_is_none(kinds):
     assert kinds(check=f"{CHECK}exit 0\n") == []
+    assert kinds(check=f"{CHECK}if [[ -f done ]]; then exit 0; fi\n{CHECK}") == ["exit-before-checks"]
 
 
 @pytest.mark.parametrize(
