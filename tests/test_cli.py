@@ -27,6 +27,7 @@ COMMANDS = (
     ["run"],
     ["train"],
     ["config", "show"],
+    ["metrics", "import"],
     ["lint"],
     ["init"],
     ["audit"],
