@@ -48,7 +48,7 @@ def not_measured(record: RunRecord) -> dict[str, str]:
     """What an external run did not measure, with the reason, printed and not judged: often all of it."""
     if not record.invariants:
         return {"LoRA invariants": _ELSEWHERE}
-    found = {name: _ELSEWHERE for name in REQUIRED_INVARIANTS}
+    found = dict.fromkeys(REQUIRED_INVARIANTS, _ELSEWHERE)
     for invariant in record.invariants:
         found.pop(invariant.name, None)
         if invariant.ok is None:
