@@ -26,7 +26,7 @@ from lora_suite.judge.evidence import (
 from lora_suite.judge.invariants import judge_invariants, judge_recorded, not_applicable, not_measured
 from lora_suite.judge.verdict import CheckVerdict, RunVerdict, State, worst
 from lora_suite.launch.record import Ended
-from lora_suite.plan.metric_names import LOSS, STEP_TIME
+from lora_suite.plan.metric_names import FLOOR_RATIO, LOSS, STEP_TIME
 from lora_suite.plan.model import BaseCase, Case, ExternalCase, PlannedRun
 
 # Exit statuses by which a driver judges: a check failed, the run was short, no limit for this GPU.
@@ -99,7 +99,11 @@ def judge_run(
 
 
 def summary(evidence: Evidence) -> dict[str, float]:
-    """The figures of a run that tables show: final loss, median step time after warm-up, peak memory."""
+    """The figures of a run that tables show: final loss, peak memory, median step time and its floor.
+
+    The floor is the time that the model's arithmetic alone takes on this GPU. It is known to our trainer, and
+    holds as well for an arm beside it that does the same work.
+    """
     figures: dict[str, float] = {}
     loss = evidence.metrics.get(LOSS)
     if loss is not None and loss.steps:
@@ -107,6 +111,10 @@ def summary(evidence: Evidence) -> dict[str, float]:
     times = evidence.measured(STEP_TIME, _WARMUP)
     if times:
         figures["median_step_time"] = statistics.median(times.values())
+    over_floor = evidence.measured(FLOOR_RATIO, _WARMUP)
+    floors = [seconds / over_floor[step] for step, seconds in times.items() if over_floor.get(step)]
+    if floors:
+        figures["floor_time"] = statistics.median(floors)
     series = evidence.metrics.get(_PEAK_MEMORY)
     peaks = [*series.values] if series is not None else []
     if not peaks:

@@ -53,8 +53,8 @@ class RunVerdict(Model):
 
     state: the worst of `own_state` and the checks. own_state: what became of the run itself, whatever its
     checks say (ERROR where it broke, MISSING where it fell short). summary: `final_loss` in nats,
-    `median_step_time` in s, `peak_memory_gib`; only what was measured. not_judged: what did not apply,
-    and why. run_id: as its record says, empty without a record.
+    `median_step_time` and its `floor_time` in s, `peak_memory_gib`; only what was measured. not_judged: what
+    did not apply, and why. run_id: as its record says, empty without a record.
     """
 
     case: str

@@ -27,6 +27,7 @@ VALID_TOKENS = "train/global_valid_toks"
 VALIDATION_LOSS = "validation/loss"
 TOTAL_STEP_TIME = "timing/train/total_step_time"
 STEP_TIME = "timing/train/step_time"
+FLOOR_RATIO = "performance/floor_ratio"
 PHASES = ("data", "forward_backward", "grad_sync", "optimizer", "validation", "checkpointing")
 
 CATALOG: tuple[MetricName, ...] = (
@@ -42,7 +43,7 @@ CATALOG: tuple[MetricName, ...] = (
     MetricName("performance/tokens_per_sec_per_gpu", "1/s", "tokens that are not padding"),
     MetricName("performance/supervised_tokens_per_sec_per_gpu", "1/s", "tokens that carry loss"),
     MetricName("performance/model_tflops_per_gpu", "TFLOP/s", "LoRA-aware arithmetic over step time"),
-    MetricName("performance/floor_ratio", "", "step time over the analytical floor of the GPU model"),
+    MetricName(FLOOR_RATIO, "", "step time over the analytical floor of the GPU model"),
     MetricName("ray/node.N.gpu.M.mem_gb", "GiB", "device memory in use, sampled; keyed by seconds"),
     MetricName("memory/peak_allocated_gib", "GiB", "peak allocated, maximum over ranks; on CPU the peak RSS"),
     MetricName("memory/peak_reserved_gib", "GiB", "peak reserved by the allocator, maximum over ranks"),

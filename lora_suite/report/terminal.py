@@ -94,7 +94,8 @@ def _add_row(table: Table, state: State, name: str, *figures: str) -> None:
 
 
 def _case_table(runs: Sequence[RunVerdict]) -> Table:
-    table = _table("case", "runs", "checks", "loss", "s/step", "GiB")
+    floored = any("floor_time" in run.summary for run in runs)
+    table = _table("case", "runs", "checks", "loss", "s/step", *(["floor"] if floored else []), "GiB")
     for case in dict.fromkeys(run.case for run in runs):
         own = [run for run in runs if run.case == case]
         checks = [check for run in own for check in run.checks]
@@ -107,6 +108,7 @@ def _case_table(runs: Sequence[RunVerdict]) -> Table:
             f"{passed}/{len(checks)}" if checks else "-",
             _figure(own, "final_loss", statistics.median, "{:.4f}"),
             _figure(own, "median_step_time", statistics.median, "{:.3g}"),
+            *([_figure(own, "floor_time", statistics.median, "{:.3g}")] if floored else []),
             _figure(own, "peak_memory_gib", max, "{:.2f}"),
         )
     return table

@@ -63,6 +63,13 @@ def test_a_healthy_run_passes_with_its_figures(tmp_path, stem):
     assert [check.value for check in verdict.checks if check.kind == "check"] == ["1.103638323514327"]
 
 
+def test_the_floor_of_a_step_is_its_time_over_the_recorded_ratio(tmp_path):
+    def twice(metrics, record):
+        metrics["performance/floor_ratio"] = dict.fromkeys(metrics["timing/train/step_time"], 4.0)
+
+    assert judged(tmp_path, twice).summary["floor_time"] == pytest.approx(0.1 / 4.0)
+
+
 def test_every_required_invariant_is_judged(tmp_path):
     verdict = judged(tmp_path, stem=LORA)
     assert [check.name for check in verdict.checks if check.kind == "invariant"] == list(REQUIRED_INVARIANTS)

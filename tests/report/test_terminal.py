@@ -51,6 +51,16 @@ def test_a_case_is_one_row_of_all_its_runs():
     assert row(verdict, f"{CASES[0]} ") == ["PASS", CASES[0], "4/4", "4/4", "1.2346", "0.103", "0.75"]
 
 
+def test_the_floor_stands_beside_step_times_where_a_run_knows_it():
+    verdict = suite()
+    assert "floor" not in lines(verdict)[1].split()
+    verdict.runs[0].summary = {**verdict.runs[0].summary, "floor_time": 0.02}
+    header, first, *_ = lines(verdict, 160)[1:]
+    assert header.split()[-3:] == ["s/step", "floor", "GiB"]
+    assert first.split()[-3:] == ["0.103", "0.02", "0.50"]
+    assert row(verdict, f"{CASES[1]} ")[-2] == "-"
+
+
 def test_a_case_that_measured_nothing_has_no_figures():
     verdict = suite()
     broken = [

@@ -13,6 +13,9 @@ from lora_suite.plan.external.script import Script, ScriptCheck
 from lora_suite.plan.lint.expressions import STARTUP_MINUTES, step_time_limit
 from lora_suite.plan.lint.sensitivity import can_fail
 
+# What a run is taken to have where its script does not say.
+_STEPS = 50
+
 
 def lint_checks(repository: Repository, script: Script) -> Iterator[AuditFinding]:
     """Yield what is wrong with the checks of a script.
@@ -35,7 +38,7 @@ def _problems(script: Script, check: ScriptCheck) -> Iterator[tuple[str, str]]:
     steps = script.config.max_steps
     if steps is not None and expression.max_step > steps:
         yield "unreachable-step", f"{check.expression}: asks for step {expression.max_step} of {steps}"
-    elif not _can_fail(expression, steps or 1):
+    elif not _can_fail(expression, steps or _STEPS):
         yield "cannot-fail", f"{check.expression}: holds for every run"
     yield from _minutes(script, check)
 

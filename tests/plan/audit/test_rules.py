@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
+from lora_suite.plan.audit import audit
+from lora_suite.plan.audit.finding import GpuHours
 from tests.plan.audit.conftest import CHECK, COMMON, CONFIG, HEAD, LORA, STEM, TRAIN
 
 GUARD = "if [[ $(jq '.\"train/loss\" | length' $JSON_METRICS) -ge $MAX_STEPS ]]; then\n"
@@ -132,6 +136,11 @@ def test_checks(kinds, expression, expected):
     assert kinds(check=check(expression)) == expected
 
 
+def test_a_check_can_fail_where_the_steps_are_not_known(kinds):
+    config = CONFIG.replace("MAX_STEPS=50\n", "")
+    assert kinds(config=config, check=check('mean(data["train/loss"], 2) < 30')) == []
+
+
 def test_a_chained_run_has_its_minutes_for_its_own_steps(kinds):
     config = CONFIG.replace("STEPS_PER_RUN=50", "STEPS_PER_RUN=25").replace("NUM_RUNS=1", "NUM_RUNS=2")
     limit = 'mean(data["timing/train/total_step_time"], 2) < 60'
@@ -194,6 +203,29 @@ def test_the_default_of_gpus_per_node_is_8(kinds):
     assert kinds(config=CONFIG.replace("GPUS_PER_NODE=8\n", "")) == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "exact", "floored", "unknown"),
+    [
+        ({}, 4, 4, 0),
+        ({"NUM_RUNS=1": "NUM_RUNS=3", "STEPS_PER_RUN=50": "STEPS_PER_RUN=20"}, 12, 12, 0),
+        ({"NUM_RUNS=1\n": ""}, 4, 4, 0),
+        ({"NUM_MINUTES=30": "NUM_MINUTES=33.75"}, Fraction(9, 2), 4, 0),
+        ({"NUM_MINUTES=30": "NUM_MINUTES=33"}, Fraction(22, 5), 4, 0),
+        ({"NUM_MINUTES=30\n": ""}, 0, 0, 1),
+        ({"NUM_NODES=1\n": ""}, 0, 0, 1),
+    ],
+)
+def test_cost(family, changes, exact, floored, unknown):
+    """8 GPUs × 30 minutes are 4 hours. Half an hour that is lost is a finding, less is none."""
+    config = CONFIG
+    for old, new in changes.items():
+        config = config.replace(old, new)
+    family.case(config=config)
+    report = audit(family.root)
+    assert report.gpu_hours["all scripts"] == GpuHours(Fraction(exact), floored, unknown)
+    assert ("gpu-hours" in family.kinds()) == (exact - floored >= Fraction(1, 2))
+
+
 def test_a_leak(family):
     family.case("sft-tiny-1n4g-fsdp2", config=CONFIG.replace("GPUS_PER_NODE=8", "GPUS_PER_NODE=4"))
     family.case("sft-tiny-1n8g-fsdp2", config=CONFIG.replace("GPUS_PER_NODE=8\n", ""))
@@ -246,6 +278,31 @@ class TestArms:
         family.case("sft-tiny-1n8g-fsdp2tp8-long")
         (found,) = self.arms(family, "sft-tiny-2n8g-fsdp2-lora", MAX_STEPS="20")
         assert found.message.startswith(f"against {STEM} it differs in")
+
+    def test_of_two_alike_the_one_of_the_same_size_is_the_twin(self, family):
+        """The other comes first by name, and shares as many words."""
+        family.case("sft-tiny-1n4g-fsdp2-a", config=CONFIG.replace("GPUS_PER_NODE=8", "GPUS_PER_NODE=4"))
+        (found,) = self.arms(family, f"{STEM}-a-b-lora", twin=f"{STEM}-b", MAX_STEPS="20")
+        assert found.message.startswith(f"against {STEM}-b it differs in MAX_STEPS")
+
+    def test_gpus_of_the_config_block(self, family):
+        family.case("sft-tiny-1n4g-fsdp2", config=CONFIG.replace("GPUS_PER_NODE=8", "GPUS_PER_NODE=4"))
+        family.case(f"{STEM}-lora", recipe=LORA)
+        (found,) = family.findings()
+        assert found.details == ("GPUS_PER_NODE: 8 and 4",)
+
+    def test_an_arm_without_a_recipe_is_compared_by_its_config_block(self, family):
+        family.case(config=CONFIG.replace("=50", "=20"), check="")
+        (family.recipes / f"{STEM}.yaml").unlink()
+        family.case(f"{STEM}-lora", recipe=LORA)
+        assert family.kinds() == ["incomparable-arms", "missing-recipe"]
+
+    @pytest.mark.parametrize(("keys", "shown"), [(4, ""), (5, " and 1 more")])
+    def test_the_message_shows_four_keys_and_the_details_all(self, family, keys, shown):
+        extra = "".join(f"k{number}: 1\n" for number in range(keys))
+        (found,) = self.arms(family, f"{STEM}-lora", recipe=LORA + extra)
+        assert len(found.details) == keys
+        assert found.message.endswith(f"k3: 1 and '(absent)'{shown}")
 
     def test_another_model_or_backend_is_no_twin(self, family):
         family.case("sft-small-1n8g-fsdp2")
