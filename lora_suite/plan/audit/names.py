@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from lora_suite.plan.comparability import BACKENDS
@@ -27,7 +28,7 @@ class ScriptName:
     @property
     def backend(self) -> str:
         """The strategy's first word without sizes: fsdp2tp1 is fsdp."""
-        return re.match(r"[a-z]*", self.strategy[0])[0] if self.strategy else ""  # type: ignore[index]
+        return "".join(takewhile(str.isalpha, self.strategy[0])) if self.strategy else ""
 
 
 def parse_name(name: str) -> ScriptName | None:
