@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lora_suite.config import ConfigError
 from lora_suite.train.topology import Topology
 
 # Long enough for a peer to load weights, short enough that a dead one does not hold a machine.
@@ -19,9 +20,18 @@ _TIMEOUT_MINUTES = 30
 
 
 def local_device() -> torch.device:
-    """The GPU of this local rank, or the CPU where there is no GPU."""
+    """The GPU of this local rank, or the CPU where there is no GPU.
+
+    Raises ConfigError on a machine with GPUs, but fewer than ranks.
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
+    ranks, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if ranks > gpus:
+        raise ConfigError(
+            f"cluster.gpus_per_node: {ranks} GPUs are asked for, and this process sees {gpus}; set it to at "
+            f"most {gpus}, or look at CUDA_VISIBLE_DEVICES"
+        )
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device

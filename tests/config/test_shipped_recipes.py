@@ -69,6 +69,13 @@ def test_smoke_arms_of_both_backends_train_the_same(backend):
     assert [key for key in keys if not key.startswith(layout)] == []
 
 
+@pytest.mark.parametrize("path", [path for path in ALL if "-1n2c-" in path.stem], ids=lambda path: path.stem)
+def test_recipes_of_cpu_processes_leave_gpus_alone(path):
+    policy = load_recipe(path).recipe.policy
+    block = policy.dtensor_cfg if policy.backend == "dtensor" else policy.megatron_cfg
+    assert block.env_vars["CUDA_VISIBLE_DEVICES"] == ""
+
+
 def test_the_defaults_set_every_key_and_explain_it():
     origins = read_layers(SFT).origins
     blocks = {key.rpartition(".")[0] for key in schema_keys()}
