@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def nearest(name: str, names: Iterable[str], count: int = 1) -> list[str]:
@@ -29,3 +30,9 @@ def nearest_key(key: str, keys: Iterable[str]) -> str | None:
         if namesakes:
             return (nearest(key, sorted(namesakes)) or sorted(namesakes))[0]
     return None
+
+
+def similar_file(path: Path) -> str:
+    """The end of a message about a missing YAML file: the one of its folder whose name comes nearest, or ""."""
+    near = nearest(path.name, [file.name for file in path.parent.glob("*.yaml")])
+    return f"; the nearest is {path.parent / near[0]}" if near else ""

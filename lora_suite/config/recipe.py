@@ -12,6 +12,7 @@ import yaml
 
 from lora_suite.config.checks import check_recipe
 from lora_suite.config.errors import ConfigError
+from lora_suite.config.nearest import similar_file
 from lora_suite.config.schema import Recipe
 from lora_suite.config.tree import flatten
 
@@ -58,7 +59,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> ResolvedRecipe:
 
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"{path}: there is no such recipe{_similar(path)}")
+        raise ConfigError(f"{path}: there is no such recipe{similar_file(path)}")
     layered = read_layers(path)
     deleted: dict[str, str] = {}
     if overrides:
@@ -94,11 +95,3 @@ def _inline(value: object) -> str:
         .split("\n...")[0]
         .strip()
     )
-
-
-def _similar(path: Path) -> str:
-    """Name the recipe of the same folder whose name comes nearest."""
-    from lora_suite.config.nearest import nearest
-
-    near = nearest(path.name, [file.name for file in path.parent.glob("*.yaml")])
-    return f"; the nearest is {path.parent / near[0]}" if near else ""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lora_suite.config.errors import ConfigError
-from lora_suite.config.nearest import nearest
+from lora_suite.config.nearest import nearest, similar_file
 from lora_suite.config.yaml_source import YamlFile, read_yaml
 from lora_suite.plan.external.entry import Declares, ExternalEntry
 
@@ -101,6 +101,8 @@ class SuiteFile(Entry):
 
 def read_suite(path: Path) -> SuiteFile:
     """Read and check one suite file; raises ConfigError naming file, line and key."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such suite{similar_file(path)}")
     source = read_yaml(path)
     try:
         suite = SuiteFile.model_validate(source.tree)

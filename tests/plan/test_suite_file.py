@@ -58,3 +58,11 @@ def test_defaults_and_bare_stems(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, text)
+
+
+def test_a_missing_suite_names_the_nearest_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "smoke.yaml").write_text("name: x\n" + PAIR)
+    with pytest.raises(
+        ConfigError, match=r"smok\.yaml: there is no such suite; the nearest is .*smoke\.yaml"
+    ):
+        read_suite(tmp_path / "smok.yaml")
