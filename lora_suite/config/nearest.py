@@ -33,6 +33,6 @@ def nearest_key(key: str, keys: Iterable[str]) -> str | None:
 
 
 def similar_file(path: Path) -> str:
-    """The end of a message about a missing YAML file: the one of its folder whose name comes nearest, or ""."""
+    """End of a message about a missing YAML file: the one of its folder whose name comes nearest, or ""."""
     near = nearest(path.name, [file.name for file in path.parent.glob("*.yaml")])
     return f"; the nearest is {path.parent / near[0]}" if near else ""
