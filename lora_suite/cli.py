@@ -56,6 +56,17 @@ def _print_what_can_be_printed() -> None:
             stream.reconfigure(errors="replace")
 
 
+# Options that several commands take.
+_SELECT = click.option("-k", "select", metavar="EXPR", help="Only cases and pairs whose name matches EXPR.")
+_RESULTS = click.option(
+    "--results",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("results"),
+    show_default=True,
+    help="Folder for results.",
+)
+
+
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="lora-suite")
 def main() -> None:
@@ -71,16 +82,10 @@ def main() -> None:
 @main.command()
 @click.argument("suite", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[OVERRIDE]...")
-@click.option("-k", "select", metavar="EXPR", help="Only cases and pairs whose name matches EXPR.")
+@_SELECT
 @click.option("--plan", "plan_only", is_flag=True, help="Print what would run and its cost; run nothing.")
 @click.option("--repeats", type=click.IntRange(min=1), help="Runs of every arm, in place of the suite's.")
-@click.option(
-    "--results",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("results"),
-    show_default=True,
-    help="Folder for results.",
-)
+@_RESULTS
 @click.option("--keep", is_flag=True, help="Keep checkpoints of runs that passed.")
 @click.option(
     "--arm", "arms", metavar="NAME:KEY=VALUE", multiple=True, help="Override one arm. May be repeated."
@@ -135,14 +140,8 @@ def run(
     type=click.Path(dir_okay=False, path_type=Path),
     help="File for the patch; else it is printed.",
 )
-@click.option("-k", "select", metavar="EXPR", help="Only cases and pairs whose name matches EXPR.")
-@click.option(
-    "--results",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("results"),
-    show_default=True,
-    help="Folder for results.",
-)
+@_SELECT
+@_RESULTS
 def calibrate(suite: Path, repeats: int, output: Path | None, select: str | None, results: Path) -> None:
     """Run SUITE several times, and propose limits of time and memory for this machine's GPU model.
 

@@ -20,6 +20,7 @@ from torch import nn
 from lora_suite.config.schema import Optimizer
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.spec import initialise
+from lora_suite.train.optimizer import build_optimizer
 from lora_suite.train.topology import Topology
 
 FACTORS = ("a", "b")
@@ -132,16 +133,8 @@ class AdapterBank:
         """Create the optimizer over the flat master: one tensor, so one fused update."""
         self.master.grad = self.master_gradient
         kwargs = config.kwargs
-        kind = torch.optim.AdamW if config.name.endswith("AdamW") else torch.optim.Adam
-        self._optimizer = kind(
-            [self.master],
-            lr=kwargs.lr,
-            betas=kwargs.betas,
-            eps=kwargs.eps,
-            weight_decay=kwargs.weight_decay,
-            foreach=kwargs.foreach,
-            fused=self.master.is_cuda and not kwargs.foreach if kwargs.fused is None else kwargs.fused,
-        )
+        fused = self.master.is_cuda and not kwargs.foreach if kwargs.fused is None else kwargs.fused
+        self._optimizer = build_optimizer([self.master], config, fused=fused)
 
     # -- one step -------------------------------------------------------------------------------------------
 

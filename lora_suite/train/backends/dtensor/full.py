@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from lora_suite.config.schema import Optimizer
 from lora_suite.train.backends.dtensor.parallel import has_partial_gradient, is_tp_shard
+from lora_suite.train.optimizer import build_optimizer
 from lora_suite.train.topology import Topology
 
 
@@ -39,7 +40,7 @@ class FullParameters:
         self._sharded = [name for name, parameter in self._named.items() if is_tp_shard(parameter)]
         self._replicated = [name for name in self._named if name not in set(self._sharded)]
         self._partial = [name for name in self._replicated if has_partial_gradient(name)]
-        self._optimizer = _build_optimizer(list(self._locals.values()), config)
+        self._optimizer = build_optimizer(list(self._locals.values()), config, fused=config.kwargs.fused)
 
     def sync_gradients(self) -> None:
         """Hand the gradients, which FSDP2 has summed over dp, to the optimizer; sum partial ones over tp."""
@@ -100,17 +101,3 @@ class FullParameters:
         for name, local in self._locals.items():
             local.copy_(saved[name])
         self._optimizer.load_state_dict(state["optimizer"])
-
-
-def _build_optimizer(parameters: list[torch.Tensor], config: Optimizer) -> torch.optim.Optimizer:
-    kwargs = config.kwargs
-    kind = torch.optim.AdamW if config.name.endswith("AdamW") else torch.optim.Adam
-    return kind(
-        parameters,
-        lr=kwargs.lr,
-        betas=kwargs.betas,
-        eps=kwargs.eps,
-        weight_decay=kwargs.weight_decay,
-        foreach=kwargs.foreach,
-        fused=kwargs.fused,
-    )
