@@ -112,7 +112,7 @@ def run(
     Examples:
       lora-suite run suites/smoke.yaml
       lora-suite run suites/llama_8b_1n8g.yaml --plan
-      lora-suite run suites/smoke.yaml -k dtensor --arm lora:debug.faults.slow_step=3.0
+      lora-suite run suites/smoke.yaml -k fsdp2 --arm lora:debug.faults.slow_step=3.0
     """
     from lora_suite.campaign.run import Request, run_suite
 
