@@ -48,6 +48,13 @@ class CheckVerdict(Model):
     source: str = ""
 
 
+class Points(Model):
+    """A series as a report draws it: values at rising positions (steps, or seconds since the start)."""
+
+    at: list[float]
+    values: list[float]
+
+
 class RunVerdict(Model):
     """One planned run. `checks` is empty where it never got so far.
 
@@ -55,6 +62,10 @@ class RunVerdict(Model):
     checks say (ERROR where it broke, MISSING where it fell short). summary: `final_loss` in nats,
     `median_step_time` and its `floor_time` in s, `peak_memory_gib`; only what was measured. not_judged: what
     did not apply, and why. run_id: as its record says, empty without a record.
+    phases: median seconds of each phase of a step after warm-up. series: what a report draws of it, by metric
+    (finite values alone, thinned where they are many). health: what was wrong with the machine while it ran;
+    such a run is flagged, never dropped. environment: hash of its strict environment facts. code: commit of
+    the trainer, `+` at its end where the tree had changes.
     """
 
     case: str
@@ -72,13 +83,19 @@ class RunVerdict(Model):
     summary: dict[str, float] = Field(default_factory=dict)
     checks: list[CheckVerdict] = Field(default_factory=list)
     not_judged: list[str] = Field(default_factory=list)
+    phases: dict[str, float] = Field(default_factory=dict)
+    series: dict[str, Points] = Field(default_factory=dict)
+    health: list[str] = Field(default_factory=list)
+    environment: str = ""
+    code: str = ""
 
 
 class Effect(Model):
     """A pair's ratio with its confidence interval over repeats, and what could have been seen.
 
     All are ratios (1.0 is equal). smallest_detectable: the smallest relative change that this many repeats
-    with this spread detect with 80 % power, as a share (0.02 is 2 %).
+    with this spread detect with 80 % power, as a share (0.02 is 2 %). ratios: of each repeat. method: how the
+    interval was computed, in words, with its prior where it has one.
     """
 
     estimate: float
@@ -87,12 +104,25 @@ class Effect(Model):
     confidence: float
     repeats: int
     smallest_detectable: float | None
+    ratios: list[float] = Field(default_factory=list)
+    method: str = ""
+
+
+class MatchedSteps(Model):
+    """One repeat of a ratio, step by step: both arms' values, and the first steps that were left out."""
+
+    repeat: int
+    steps: list[int]
+    left: list[float]
+    right: list[float]
+    trimmed: list[int] = Field(default_factory=list)
 
 
 class PairCheckVerdict(Model):
     """One pair check: its state, the effect where it is a ratio, else the value as text.
 
     operator, limit: what the value is held against, where the check is one function of two arms.
+    matched: what a ratio was computed from, where its steps were matched.
     """
 
     expression: str
@@ -101,6 +131,39 @@ class PairCheckVerdict(Model):
     operator: str = ""
     limit: float | None = None
     effect: Effect | None = None
+    message: str = ""
+    matched: list[MatchedSteps] = Field(default_factory=list)
+
+
+class PhaseDelta(Model):
+    """What one phase contributes to a difference of step times, in seconds of the median step.
+
+    The deltas of all phases sum to the step's.
+    """
+
+    phase: str
+    left: float
+    right: float
+
+    @property
+    def delta(self) -> float:
+        """Seconds by which the right side is slower."""
+        return self.right - self.left
+
+
+class Attribution(Model):
+    """Which arm moved against a reference, and which phase of it.
+
+    moved: `lora-only`, `shared`, `full-only`, `none` or `unclear`. changes: of each arm, tonight over
+    reference. double_ratio: (lora/full tonight) over (lora/full of the reference), in which whatever both
+    arms share cancels. phases: of the arm that moved, reference against tonight. reference: what it was.
+    """
+
+    moved: Literal["lora-only", "shared", "full-only", "none", "unclear"]
+    reference: str
+    changes: dict[str, Effect]
+    double_ratio: Effect | None = None
+    phases: list[PhaseDelta] = Field(default_factory=list)
     message: str = ""
 
 
@@ -118,12 +181,47 @@ class PairVerdict(Model):
     message: str = ""
     checks: list[PairCheckVerdict] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
+    attribution: Attribution | None = None
+
+
+class Night(Model):
+    """One earlier run of a case: when, its value, its run id, the trainer's commit."""
+
+    started: str
+    value: float
+    run_id: str = ""
+    code: str = ""
+
+
+class ChangePoint(Model):
+    """Where a series moved to another level: the first run of the new level, the last of the old, by how
+    much (a ratio), and the commits between them."""
+
+    at: int
+    first_bad: Night
+    last_good: Night
+    ratio: float
+    detectors: list[str] = Field(default_factory=list)
+
+
+class CaseHistory(Model):
+    """A case's metric over time, in one environment, as far as a report shows it.
+
+    alert: what the control chart or the drift test says of the last value, empty where nothing.
+    """
+
+    case: str
+    metric: str
+    environment: str
+    nights: list[Night]
+    changes: list[ChangePoint] = Field(default_factory=list)
+    alert: str = ""
 
 
 class SuiteVerdict(Model):
-    """One `lora-suite run`, judged."""
+    """One `lora-suite run`, judged. history: of its cases, where a store was asked."""
 
-    schema_version: int = 1
+    schema_version: int = 2
     suite: str
     started: str
     seconds: float
@@ -131,6 +229,7 @@ class SuiteVerdict(Model):
     interrupted: bool = False
     runs: list[RunVerdict]
     pairs: list[PairVerdict]
+    history: list[CaseHistory] = Field(default_factory=list)
 
     @property
     def states(self) -> list[State]:

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands share: exit codes, options, how a file is written and the program left."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+FINDINGS = 1
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+SELECT = click.option("-k", "select", metavar="EXPR", help="Only cases and pairs whose name matches EXPR.")
+RESULTS = click.option(
+    "--results",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("results"),
+    show_default=True,
+    help="Folder for results.",
+)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit with `code`, also where the reader of the output has gone and it cannot be flushed any more."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that was asked for; raises ConfigError."""
+    from lora_suite.config.errors import ConfigError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error

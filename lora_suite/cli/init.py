@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lora-suite init`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+def init(directory: Path) -> None:
+    """Copy the starter recipes, drivers and suites into DIRECTORY.
+
+    \b
+    Example:
+      lora-suite init my-suite
+    """
+    from lora_suite.launch.starter import init as copy
+
+    for path in copy(directory):
+        click.echo(path)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lora-suite run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lora_suite.cli.common import RESULTS, SELECT, leave
+
+
+@click.command()
+@click.argument("suite", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[OVERRIDE]...")
+@SELECT
+@click.option("--plan", "plan_only", is_flag=True, help="Print what would run and its cost; run nothing.")
+@click.option("--repeats", type=click.IntRange(min=1), help="Runs of every arm, in place of the suite's.")
+@RESULTS
+@click.option("--keep", is_flag=True, help="Keep checkpoints of runs that passed.")
+@click.option(
+    "--arm", "arms", metavar="NAME:KEY=VALUE", multiple=True, help="Override one arm. May be repeated."
+)
+def run(
+    suite: Path,
+    overrides: tuple[str, ...],
+    select: str | None,
+    plan_only: bool,
+    repeats: int | None,
+    results: Path,
+    keep: bool,
+    arms: tuple[str, ...],
+) -> None:
+    """Run SUITE: train every case in turn, judge the runs and their pairs, print and store the verdict.
+
+    OVERRIDE is Hydra's (key=value, +new=value, ~key) and goes to every case.
+
+    \b
+    Exit: 0 all passed, 1 a check or pair failed, 2 wrong input (nothing ran),
+    3 a run broke, 4 incomplete, 5 inconclusive or not comparable, 130 interrupted.
+
+    \b
+    Examples:
+      lora-suite run suites/smoke.yaml
+      lora-suite run suites/llama_8b_1n8g.yaml --plan
+      lora-suite run suites/smoke.yaml -k fsdp2 --arm lora:debug.faults.slow_step=3.0
+    """
+    from lora_suite.campaign.run import Request, run_suite
+
+    request = Request(
+        suite=suite,
+        overrides=overrides,
+        arm_overrides=arms,
+        select=select,
+        repeats=repeats,
+        results=results,
+        keep=keep,
+    )
+    if plan_only:
+        from lora_suite.campaign.preview import preview
+
+        leave(preview(request))
+    leave(run_suite(request))
