@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import date
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lora_suite.config.schema import Recipe
 from lora_suite.plan.external.dialect import Dialect
@@ -186,6 +186,19 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Canary:
+    """What a detector that works says of a pair with a known answer.
+
+    kind: `same` (both arms are one case: no difference), `slower` (the second arm is slowed down while it
+    trains) or `injected` (the second arm's recorded step times are multiplied). factor: of that slowdown; for
+    `same` the smallest ratio that would be a false alarm.
+    """
+
+    kind: Literal["same", "slower", "injected"]
+    factor: float
+
+
+@dataclass(frozen=True)
 class Pair:
     """Named arms (case stems) that run interleaved and are judged together.
 
@@ -195,6 +208,11 @@ class Pair:
     not_comparable: differences beyond what the pair allows; with any, the pair is INCOMPARABLE.
     faults: planted faults in which the arms differ; they are allowed, and printed.
     not_compared: what could not be compared, because an arm does not say it.
+    warmup_runs: runs made before the measured ones, and discarded: they warm the machine.
+    looks: repeats after which the pair is judged and may end, rising; empty where it is judged once, after
+    all of `repeats`. Of a pair that ended early, `repeats` are those made, and the looks made those up to it.
+    ended: why it ended before its last look, empty if it didn't.
+    canary: for a pair whose answer is known beforehand, what that is.
     """
 
     name: str
@@ -207,13 +225,18 @@ class Pair:
     not_comparable: tuple[Difference, ...] = ()
     faults: tuple[Difference, ...] = ()
     not_compared: tuple[str, ...] = ()
+    warmup_runs: int = 0
+    looks: tuple[int, ...] = ()
+    ended: str = ""
+    canary: Canary | None = None
 
 
 @dataclass(frozen=True)
 class PlannedRun:
     """One execution of one case: the `repeat`-th (from 1), in the order it is to happen.
 
-    pair and arm name what it was planned for (None for a case outside every pair).
+    pair and arm name what it was planned for (None for a case outside every pair). Repeat 0 is a run that
+    only warms the machine: nothing is measured on it.
     """
 
     case: str
@@ -221,12 +244,18 @@ class PlannedRun:
     pair: str | None
     arm: str | None
 
+    @property
+    def discarded(self) -> bool:
+        """Whether nothing is measured on it."""
+        return self.repeat == 0
+
 
 @dataclass(frozen=True)
 class Plan:
     """A suite resolved: everything that will run, in order, and everything that must get a verdict.
 
-    suite: the file's stem, which names the results folder. name: its title.
+    suite: the file's stem, which names the results folder. name: its title. budget_minutes: wall-clock time
+    that pairs with looks share; None where every run is made.
     """
 
     suite: str
@@ -237,6 +266,7 @@ class Plan:
     budget_gpu_hours: float | None
     name: str = ""
     description: str = ""
+    budget_minutes: float | None = None
 
     @property
     def gpu_hours(self) -> float:

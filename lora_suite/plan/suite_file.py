@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -16,6 +16,7 @@ from lora_suite.plan.external.entry import Declares, ExternalEntry
 
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
+WarmupRuns = Annotated[int, Field(ge=0, le=1)]
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 STEP_TIME_BELOW_FULL = 'ratio(lora["timing/train/step_time"], full["timing/train/step_time"]) < 1.00'
 
@@ -51,7 +52,9 @@ class PairEntry(Entry):
 
     A pair of arms `full` and `lora` without checks must have LoRA's step time below full SFT's.
     allow: key prefixes in which the arms may differ, besides those that every pair allows.
-    reuse: judged on runs that other pairs and cases of the suite make.
+    reuse: judged on runs that other pairs and cases of the suite make. warmup_runs: runs before the measured
+    ones that are discarded; None: one, where the pair has two repeats or more and no arm counts CPU
+    processes.
     """
 
     name: Name
@@ -60,6 +63,7 @@ class PairEntry(Entry):
     checks: list[Name] = []
     allow: list[Name] = []
     reuse: bool = False
+    warmup_runs: WarmupRuns | None = None
 
     @field_validator("arms")
     @classmethod
@@ -75,20 +79,46 @@ class PairEntry(Entry):
         return arms
 
 
+class CanaryEntry(Entry):
+    """A canary: a pair whose answer is known, on a case of ours, which tells whether the detector works.
+
+    kind: `same` (both arms are the case), `slower` (one is slowed down by `debug.faults.slow_step`) or
+    `injected` (one's recorded step times are multiplied; judged on the runs of the `same` canary of this
+    case). factor: of the slowdown; for `same`, the smallest ratio that would be a false alarm. Without one it
+    is what `default_factor` says.
+    """
+
+    kind: Literal["same", "slower", "injected"]
+    case: Name
+    name: Name | None = None
+    factor: Annotated[float, Field(gt=1)] | None = None
+    repeats: Annotated[int, Field(ge=2)] = 4
+
+    @property
+    def title(self) -> str:
+        """The pair's name."""
+        return self.name or f"canary {self.kind} {self.case}"
+
+
 class SuiteFile(Entry):
     """A whole suite.
 
     repeats: runs of every case, and of every arm of a pair that does not say otherwise. warmup: first steps
-    of each run that pair statistics leave out. budget_gpu_hours: what one run of the suite may cost at most.
+    of each run that pair statistics leave out. warmup_runs: see `PairEntry`, of every pair that does not say
+    otherwise. budget_gpu_hours: what one run of the suite may cost at most. budget_minutes: wall-clock time
+    within which pairs are repeated until they are decided.
     """
 
     name: Name
     description: str = ""
     repeats: Count = 1
     warmup: Annotated[int, Field(ge=0)] = 3
+    warmup_runs: WarmupRuns | None = None
     budget_gpu_hours: Annotated[float, Field(gt=0)] | None = None
+    budget_minutes: Annotated[float, Field(gt=0)] | None = None
     cases: list[CaseEntry] = []
     pairs: list[PairEntry] = []
+    canaries: list[CanaryEntry] = []
 
     @field_validator("cases", mode="before")
     @classmethod
@@ -109,7 +139,9 @@ def read_suite(path: Path) -> SuiteFile:
     except ValidationError as error:
         raise ConfigError("\n".join(_message(source, detail) for detail in error.errors())) from error
     _refuse_repeated(path, "case", [entry.case for entry in suite.cases])
-    _refuse_repeated(path, "pair", [pair.name for pair in suite.pairs])
+    _refuse_repeated(
+        path, "pair", [*(pair.name for pair in suite.pairs), *(canary.title for canary in suite.canaries)]
+    )
     if not suite.cases and not suite.pairs:
         raise ConfigError(f"{path}: the suite has neither cases nor pairs; list at least one")
     for pair in suite.pairs:
@@ -153,6 +185,7 @@ def _fields(location: tuple[int | str, ...]) -> list[str]:
     blocks: dict[int | str, type[BaseModel]] = {
         "cases": CaseEntry,
         "pairs": PairEntry,
+        "canaries": CanaryEntry,
         "external": ExternalEntry,
         "declares": Declares,
     }
