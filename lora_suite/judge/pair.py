@@ -8,17 +8,27 @@ from collections.abc import Mapping, Sequence
 from lora_suite.judge.block import environment_difference, lacking_runs, whole_blocks
 from lora_suite.judge.matching import match_steps
 from lora_suite.judge.pair_check import judge_pair_check
+from lora_suite.judge.statistics import CONFIDENCE, Prior
 from lora_suite.judge.verdict import PairVerdict, RunVerdict, State, worst
 from lora_suite.plan.model import Difference, Pair
 
 
-def judge_pair(pair: Pair, runs: Mapping[str, Sequence[RunVerdict]]) -> PairVerdict:
+def judge_pair(
+    pair: Pair,
+    runs: Mapping[str, Sequence[RunVerdict]],
+    priors: Mapping[str, Prior] | None = None,
+    confidence: float = CONFIDENCE,
+) -> PairVerdict:
     """Judge a pair on its arms' runs, each in the order of repeats: the k-th run of every arm are one block.
 
     Arms that differ in more than the pair allows, in their environment or in their batches are INCOMPARABLE.
     A run that is ERROR or MISSING makes the pair MISSING, which names it; the checks are then judged on the
     blocks that are whole, to show what was measured. A run that only failed a check was measured, and counts.
+
+    priors: by the text of a check, what earlier repeats say of its spread. confidence: of the intervals; that
+    of a look, where the pair is still running (`lora_suite.judge.looks`).
     """
+    known = priors or {}
     states: list[State] = []
     messages: list[str] = []
     lacking = list(lacking_runs(pair, runs))
@@ -36,7 +46,10 @@ def judge_pair(pair: Pair, runs: Mapping[str, Sequence[RunVerdict]]) -> PairVerd
         messages.insert(0, incomparable)
     comparable = blocks if not incomparable else []
     checks = (
-        [judge_pair_check(text, comparable, pair.warmup, matching.steps) for text in pair.checks]
+        [
+            judge_pair_check(text, comparable, pair.warmup, matching.steps, known.get(text), confidence)
+            for text in pair.checks
+        ]
         if comparable
         else []
     )

@@ -14,7 +14,7 @@ from check_metrics.syntax import Call, walk
 from check_metrics.verdict import require_arms
 from lora_suite.judge.block import Block
 from lora_suite.judge.checks import Answer, absent_data, answer
-from lora_suite.judge.statistics import Operator, decide, log_effect, median_log_ratio
+from lora_suite.judge.statistics import CONFIDENCE, Operator, Prior, decide, log_effect, median_log_ratio
 from lora_suite.judge.verdict import Effect, PairCheckVerdict
 
 _RATIO = "ratio"
@@ -22,20 +22,25 @@ _ORDERED = frozenset({"<", "<=", ">", ">="})
 
 
 def judge_pair_check(
-    text: str, blocks: Sequence[Block], warmup: int, matched: bool = True
+    text: str,
+    blocks: Sequence[Block],
+    warmup: int,
+    matched: bool = True,
+    prior: Prior | None = None,
+    confidence: float = CONFIDENCE,
 ) -> PairCheckVerdict:
     """Judge one pair check on at least one block.
 
     warmup: first steps of each segment that are left out. matched: whether equal steps of the arms may be
     compared; otherwise a ratio is one of medians, and a check that needs equal steps is INCOMPARABLE. Data
-    that a block lacks make the check MISSING.
+    that a block lacks make the check MISSING. prior, confidence: of a ratio's interval.
     """
     try:
         expression = parse(text)
         form = expression.pair
         if form is not None and form.function == _RATIO and form.op in _ORDERED:
             require_arms(expression, blocks[0].arms)
-            return _judged_ratio(expression, form, blocks, warmup, matched)
+            return _judged_ratio(expression, form, blocks, warmup, matched, prior, confidence)
         if not matched and any(
             isinstance(node, Call) and len(node.series) > 1 for node in walk(expression.tree)
         ):
@@ -47,7 +52,13 @@ def judge_pair_check(
 
 
 def _judged_ratio(
-    expression: Expression, form: PairForm, blocks: Sequence[Block], warmup: int, matched: bool
+    expression: Expression,
+    form: PairForm,
+    blocks: Sequence[Block],
+    warmup: int,
+    matched: bool,
+    prior: Prior | None,
+    confidence: float,
 ) -> PairCheckVerdict:
     verdict = PairCheckVerdict(
         expression=expression.text, state="INCONCLUSIVE", operator=form.op, limit=form.limit
@@ -67,7 +78,7 @@ def _judged_ratio(
         verdict.value = f"{math.exp(log_ratios[0]):.4f}"
         verdict.message = "one repeat shows no spread, so there is no interval: run two or more (--repeats)"
         return verdict
-    effect = log_effect(log_ratios).as_ratio()
+    effect = log_effect(log_ratios, prior, confidence).as_ratio()
     verdict.effect = effect
     verdict.value = f"{effect.estimate:.4f} [{effect.low:.4f}, {effect.high:.4f}]"
     verdict.state = decide(effect, cast(Operator, form.op), form.limit)
