@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,3 +44,9 @@ def place(name: str, patterns: Iterable[tuple[str, str]] = PATTERNS) -> Place | 
                 before, after = name[: found.start()], name[found.end() :]
                 return Place("a" if kind == "a" else "b", before.rstrip("."), f"{before}{a}|{b}{after}")
     return None
+
+
+def few(names: Sequence[str], separator: str = ", ", most: int = 6) -> str:
+    """Names for a message: the first ones, and how many more there are."""
+    rest = len(names) - most
+    return separator.join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
