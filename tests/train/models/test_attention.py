@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention is causal over the whole row, shares keys among queries, and refuses what it would drop."""
+"""Attention is causal over the row or its segment, shares keys among queries, refuses what it would drop."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from lora_suite.train.batch import Segments
 from lora_suite.train.models.attention import causal_attention
 
 ROWS, HEADS, KV_HEADS, LENGTH, CHANNELS = 2, 4, 2, 5, 8
@@ -42,3 +43,29 @@ def test_refuses_what_it_would_drop(kwargs):
     states = random_states(HEADS, 0)
     with pytest.raises(ValueError, match="no mask, no sliding window"):
         causal_attention(nn.Module(), states, states, states, **{"attention_mask": None, **kwargs})
+
+
+def test_packed_rows_attend_to_themselves_alone():
+    lengths = (2, 3)
+    states = [random_states(heads, seed)[:1] for seed, heads in enumerate((HEADS, KV_HEADS, KV_HEADS))]
+    packed, _ = causal_attention(nn.Module(), *states, None, scaling=0.3, segments=Segments.of(lengths))
+    assert packed.shape == (1, LENGTH, HEADS, CHANNELS)
+    # By hand: one block-diagonal, causal mask over the whole.
+    segment = torch.repeat_interleave(torch.arange(2), torch.tensor(lengths))
+    allowed = (segment[:, None] == segment).tril()
+    query, key, value = states
+    key, value = (shared.repeat_interleave(HEADS // KV_HEADS, dim=1) for shared in (key, value))
+    scores = (0.3 * query @ key.mT).masked_fill(~allowed, -math.inf)
+    torch.testing.assert_close(packed, (scores.softmax(-1) @ value).transpose(1, 2))
+
+
+def test_packed_rows_with_dropout_are_refused():
+    states = random_states(HEADS, 0)[:1]
+    with pytest.raises(ValueError, match="no dropout"):
+        causal_attention(nn.Module(), states, states, states, None, 0.1, segments=Segments.of((5,)))
+
+
+def test_segments():
+    segments = Segments.of((3, 5, 8))
+    assert (segments.boundaries.tolist(), segments.longest) == ([0, 3, 8, 16], 8)
+    assert segments.boundaries.dtype == torch.int32

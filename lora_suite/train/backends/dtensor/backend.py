@@ -49,7 +49,13 @@ class DTensorBackend:
         return torch.stack(losses).sum()
 
     def _loss(self, batch: MicroBatch) -> torch.Tensor:
-        return token_loss_sum(self.model(input_ids=batch.input_ids, use_cache=False).logits, batch.labels)
+        output = self.model(
+            input_ids=batch.input_ids,
+            position_ids=batch.positions,
+            segments=batch.segments,
+            use_cache=False,
+        )
+        return token_loss_sum(output.logits, batch.labels)
 
     def sync_gradients(self) -> None:
         """Finish the reduction of gradients; FSDP2 has reduced those of sharded parameters on the way."""

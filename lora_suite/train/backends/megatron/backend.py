@@ -14,6 +14,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from lora_suite.train.backends.megatron.compat import without_cuda
+from lora_suite.train.backends.megatron.modules import PackedRows
 from lora_suite.train.backends.megatron.optimizer import FullOptimizer, is_replica, is_second_copy
 from lora_suite.train.batch import IGNORED, MicroBatch
 from lora_suite.train.lora.bank import AdapterBank
@@ -155,10 +156,11 @@ def _forward_step(
 ) -> tuple[torch.Tensor, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]]:
     """megatron-core's forward step: the stage's output, and what makes a loss of the last stage's.
 
-    The model knows positions and the causal mask by itself.
+    The model knows positions and the causal mask by itself, of packed rows by their segments.
     """
     batch = next(batches)
-    output = model(batch.input_ids, None, None, labels=batch.labels)
+    packed = PackedRows(batch.segments) if batch.segments is not None else None
+    output = model(batch.input_ids, None, None, labels=batch.labels, packed_seq_params=packed)
     return output, partial(_loss, batch.labels, global_tokens)
 
 

@@ -10,9 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
 from torch import nn
 from torch.nn import functional
+
+from lora_suite.train.batch import Segments
+from lora_suite.train.models.attention import packed_attention
 
 
 class RMSNorm(nn.RMSNorm):
@@ -29,11 +33,31 @@ class RMSNorm(nn.RMSNorm):
         setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010
 
 
+class PackedRows(PackedSeqParams):
+    """Packed rows in megatron-core's words, and `segments` in ours for `SdpaAttention`.
+
+    Boundaries are on the host: megatron-core's rotary embedding, which restarts at each, reads them there;
+    from the device it would have to wait for them in every layer.
+    """
+
+    def __init__(self, segments: Segments) -> None:
+        boundaries = Segments.of(segments.lengths).boundaries
+        super().__init__(
+            qkv_format="thd",
+            cu_seqlens_q=boundaries,
+            cu_seqlens_kv=boundaries,
+            max_seqlen_q=segments.longest,
+            max_seqlen_kv=segments.longest,
+        )
+        self.segments = segments
+
+
 class SdpaAttention(nn.Module):
     """Causal attention by torch's scaled_dot_product_attention, with grouped keys and values as they are.
 
     Rows are padded on the right, so the causal mask is the only one needed: no supervised position can see
-    a padded one. Without parameters, hence without tensor parallel code: it sees this rank's heads.
+    a padded one. Packed rows bring their segments. Without parameters, hence without tensor parallel code: it
+    sees this rank's heads.
     """
 
     def __init__(
@@ -49,9 +73,17 @@ class SdpaAttention(nn.Module):
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
+        packed_seq_params: PackedRows | None = None,
         **_options: Any,
     ) -> torch.Tensor:
-        """query [length, rows, heads, head_dim], key and value with fewer heads; [length, rows, features]."""
+        """query [length, rows, heads, head_dim], key and value with fewer heads; [length, rows, features].
+
+        Packed rows have no dimension of rows: [slots, heads, head_dim] to [slots, features].
+        """
+        if packed_seq_params is not None:
+            return packed_attention(
+                query, key, value, packed_seq_params.segments, self.softmax_scale
+            ).flatten(1)
         # [s, b, heads, d] -> [b, heads, s, d]
         query, key, value = (states.permute(1, 2, 0, 3) for states in (query, key, value))
         context = functional.scaled_dot_product_attention(
