@@ -56,8 +56,8 @@ def causal_attention(
     if segments is not None:
         if dropout:
             raise ValueError("attention of packed rows has no dropout")
-        flat = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
-        return packed_attention(*flat, segments, scaling).unsqueeze(0), None
+        query, key, value = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
+        return packed_attention(query, key, value, segments, scaling).unsqueeze(0), None
     output = functional.scaled_dot_product_attention(
         query,
         key,
@@ -83,17 +83,16 @@ def packed_attention(
         kernel = _varlen_kernel()
         if kernel is not None:
             return kernel(query, key, value, segments, scale)
-    parts = zip(*(states.split(segments.lengths) for states in (query, key, value)), strict=True)
-    return torch.cat([_causal(*part, scale) for part in parts])
+    lengths = list(segments.lengths)
+    parts = zip(*(torch.split(states, lengths) for states in (query, key, value)), strict=True)
+    return torch.cat([_causal(q, k, v, scale) for q, k, v in parts])
 
 
 def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
     """Causal attention of one segment, [length, heads, channels] each."""
+    query, key, value = (states.transpose(0, 1).unsqueeze(0) for states in (query, key, value))
     output = functional.scaled_dot_product_attention(
-        *(states.transpose(0, 1).unsqueeze(0) for states in (query, key, value)),
-        is_causal=True,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
+        query, key, value, is_causal=True, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
     )
     return output.squeeze(0).transpose(0, 1)
 
@@ -120,7 +119,7 @@ def _varlen_kernel() -> Callable[..., torch.Tensor] | None:
             options["enable_gqa"] = shared > 1
         elif shared > 1:
             key, value = (states.repeat_interleave(shared, dim=1) for states in (key, value))
-        output: torch.Tensor = varlen_attn(
+        output = varlen_attn(
             query.contiguous(),
             key.contiguous(),
             value.contiguous(),
@@ -132,6 +131,7 @@ def _varlen_kernel() -> Callable[..., torch.Tensor] | None:
             window_size=(-1, 0),
             **options,
         )
+        assert isinstance(output, torch.Tensor)
         return output
 
     return attend

@@ -33,7 +33,7 @@ class RMSNorm(nn.RMSNorm):
         setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010
 
 
-class PackedRows(PackedSeqParams):
+class PackedRows(PackedSeqParams):  # type: ignore[misc]
     """Packed rows in megatron-core's words, and `segments` in ours for `SdpaAttention`.
 
     Boundaries are on the host: megatron-core's rotary embedding, which restarts at each, reads them there;
