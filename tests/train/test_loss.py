@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from lora_suite.train.backends.dtensor.loss import token_loss_sum
 from lora_suite.train.batch import IGNORED
+from lora_suite.train.token_loss import token_loss_sum
 from tests.train.conftest import Run
 
 

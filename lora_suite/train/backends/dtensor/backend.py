@@ -12,10 +12,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from lora_suite.train.backends.dtensor.full import FullParameters, local_part
-from lora_suite.train.backends.dtensor.loss import token_loss_sum
 from lora_suite.train.batch import MicroBatch
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.models.fingerprint import fingerprint
+from lora_suite.train.token_loss import token_loss_sum
 from lora_suite.train.topology import Topology
 
 

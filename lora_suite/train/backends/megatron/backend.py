@@ -19,7 +19,8 @@ from lora_suite.train.backends.megatron.optimizer import FullOptimizer, is_repli
 from lora_suite.train.batch import IGNORED, MicroBatch
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.models.fingerprint import fingerprint
-from lora_suite.train.topology import Topology
+from lora_suite.train.token_loss import token_loss_sum
+from lora_suite.train.topology import Axis, Topology
 
 
 class MegatronBackend:
@@ -56,7 +57,7 @@ class MegatronBackend:
         rows, length = batches[0].input_ids.shape
         with self._on_device():
             losses = self._schedule(
-                forward_step_func=partial(_forward_step, global_tokens),
+                forward_step_func=partial(_forward_step, global_tokens, self.topology.tp),
                 data_iterator=iter(batches),
                 model=[self.ddp or self.model],
                 num_microbatches=len(batches),
@@ -152,7 +153,7 @@ class MegatronBackend:
 
 
 def _forward_step(
-    global_tokens: int, batches: Iterator[MicroBatch], model: torch.nn.Module
+    global_tokens: int, vocabulary: Axis, batches: Iterator[MicroBatch], model: torch.nn.Module
 ) -> tuple[torch.Tensor, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]]:
     """megatron-core's forward step: the stage's output, and what makes a loss of the last stage's.
 
@@ -160,14 +161,17 @@ def _forward_step(
     """
     batch = next(batches)
     packed = PackedRows(batch.segments) if batch.segments is not None else None
-    output = model(batch.input_ids, None, None, labels=batch.labels, packed_seq_params=packed)
-    return output, partial(_loss, batch.labels, global_tokens)
+    output = model(batch.input_ids, None, None, packed_seq_params=packed)
+    return output, partial(_loss, batch.labels, global_tokens, vocabulary)
 
 
 def _loss(
-    labels: torch.Tensor, global_tokens: int, losses: torch.Tensor
+    labels: torch.Tensor, global_tokens: int, vocabulary: Axis, logits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """From token losses [rows, length]: the part of the mean loss, the supervised tokens, the summed loss."""
-    supervised = labels != IGNORED
-    summed = torch.where(supervised, losses, 0.0).sum()
-    return summed / global_tokens, supervised.sum(), summed.detach()
+    """From logits [rows, length, part of the vocabulary] to what megatron-core's schedule wants of a loss.
+
+    That is this micro batch's part of the mean loss, its supervised tokens, and what is reported: its summed
+    loss. megatron-core's own token losses are float32 in every precision; these are float64 in a float64 model.
+    """
+    summed = token_loss_sum(logits, labels, vocabulary)
+    return summed / global_tokens, (labels != IGNORED).sum(), summed.detach()

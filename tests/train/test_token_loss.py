@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lora_suite.train.backends.dtensor import loss as module
-from lora_suite.train.backends.dtensor.loss import token_loss_sum
+from lora_suite.train import token_loss as module
 from lora_suite.train.batch import IGNORED
+from lora_suite.train.token_loss import token_loss_sum
 
 
 @pytest.fixture
