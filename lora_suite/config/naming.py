@@ -56,6 +56,11 @@ def check_stem(stem: str, recipe: Recipe) -> None:
         raise ConfigError(f"{stem}: the name does not fit the recipe: {'; '.join(problems)}")
 
 
+def counts_cpu_processes(stem: str) -> bool:
+    """Whether a name says that its case runs on CPU processes; a name outside the grammar says nothing."""
+    return re.search(r"-\d+n\d+c-", stem.lower()) is not None
+
+
 def _statements(match: re.Match[str], recipe: Recipe) -> Iterator[tuple[str, str, object, object]]:
     """Yield (what, key, value in the name, value in the recipe) for everything the name states."""
     cluster, policy = recipe.cluster, recipe.policy

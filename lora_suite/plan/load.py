@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 
 from lora_suite.blueprint import preflight
 from lora_suite.config import ConfigError, load_recipe
+from lora_suite.config.naming import counts_cpu_processes
 from lora_suite.config.nearest import nearest
+from lora_suite.plan.canaries import canary_pair, slowed_case, slowed_name, slowing
 from lora_suite.plan.comparability import compare_cases, planted_faults, with_faults
 from lora_suite.plan.driver import read_driver
 from lora_suite.plan.external.load import load_external
@@ -23,12 +24,11 @@ from lora_suite.plan.model import (
     Difference,
     Pair,
     Plan,
-    PlannedRun,
     UnreadableCase,
 )
-from lora_suite.plan.order import interleave
+from lora_suite.plan.order import looks_up_to, ordered_runs
 from lora_suite.plan.select import parse_selection
-from lora_suite.plan.suite_file import CaseEntry, PairEntry, SuiteFile, pair_checks, read_suite
+from lora_suite.plan.suite_file import CanaryEntry, CaseEntry, PairEntry, SuiteFile, pair_checks, read_suite
 
 
 def load_plan(
@@ -36,13 +36,15 @@ def load_plan(
     *,
     select: str | None = None,
     repeats: int | None = None,
+    budget_minutes: float | None = None,
     arm_overrides: Sequence[str] = (),
     overrides: Sequence[str] = (),
 ) -> Plan:
     """Resolve a suite into a plan; starts no training.
 
     select: an expression over case and pair names (`parse_selection`). repeats: runs of every case and arm,
-    in place of what the suite says. arm_overrides: texts ``NAME:KEY=VALUE`` for the case of every arm of that
+    in place of what the suite says; with a budget, at most so many. budget_minutes: in place of the suite's.
+    arm_overrides: texts ``NAME:KEY=VALUE`` for the case of every arm of that
     name. overrides: for every case of ours. The order of a case's overrides is the suite's, `overrides`,
     `arm_overrides`; for an external case they are words after its command's.
 
@@ -50,14 +52,22 @@ def load_plan(
     """
     suite = read_suite(path)
     chosen = _choose(path, suite, select)
+    budget = budget_minutes or suite.budget_minutes
     by_stem = _overrides_by_stem(chosen, overrides, arm_overrides)
     today = datetime.now(UTC).date()
     cases = {
         stem: _load(path, chosen.entries.get(stem, CaseEntry(case=stem)), by_stem[stem], today)
         for stem in by_stem
     }
-    pairs = tuple(_pair(suite, entry, cases, repeats) for entry in chosen.pairs)
-    runs = tuple(_runs(pairs, chosen.alone, repeats or suite.repeats))
+    for entry in chosen.canaries:
+        if entry.kind == "slower":
+            overridden = [*by_stem[entry.case], slowing(entry)]
+            cases[slowed_name(entry)] = slowed_case(_ours(path, chosen, entry, overridden, today), entry)
+    pairs = (
+        *(_pair(suite, entry, cases, repeats, budget) for entry in chosen.pairs),
+        *(canary_pair(suite, entry, cases) for entry in chosen.canaries),
+    )
+    runs = tuple(ordered_runs(pairs, chosen.alone, repeats or suite.repeats))
     return Plan(
         suite=path.stem,
         path=path,
@@ -67,7 +77,19 @@ def load_plan(
         budget_gpu_hours=suite.budget_gpu_hours,
         name=suite.name,
         description=suite.description,
+        budget_minutes=budget,
     )
+
+
+def _ours(path: Path, chosen: _Chosen, entry: CanaryEntry, overrides: Sequence[str], today: date) -> Case:
+    """The case of a canary, if it is one whose training can be slowed down."""
+    of_case = chosen.entries.get(entry.case, CaseEntry(case=entry.case))
+    if of_case.external is not None:
+        raise ConfigError(
+            f"{path}: canary {entry.title}: {entry.case} is another trainer's, and nothing can slow it down; "
+            f"use the kinds same and injected"
+        )
+    return load_case(path, of_case, overrides, today)
 
 
 def _load(suite: Path, entry: CaseEntry, overrides: Sequence[str], today: date) -> AnyCase:
@@ -119,9 +141,10 @@ def load_case(suite: Path, entry: CaseEntry, overrides: Sequence[str], today: da
 
 @dataclass(frozen=True)
 class _Chosen:
-    """What a selection leaves: pairs, the cases that run outside them, and all entries by stem."""
+    """What a selection leaves: pairs, canaries, the cases that run alone, and all entries by stem."""
 
     pairs: list[PairEntry]
+    canaries: list[CanaryEntry]
     alone: list[str]
     entries: dict[str, CaseEntry]
 
@@ -129,7 +152,13 @@ class _Chosen:
     def stems(self) -> list[str]:
         """Every stem that is needed, in order."""
         return list(
-            dict.fromkeys([*(stem for pair in self.pairs for stem in pair.arms.values()), *self.alone])
+            dict.fromkeys(
+                [
+                    *(stem for pair in self.pairs for stem in pair.arms.values()),
+                    *(canary.case for canary in self.canaries),
+                    *self.alone,
+                ]
+            )
         )
 
 
@@ -137,7 +166,7 @@ def _choose(path: Path, suite: SuiteFile, select: str | None) -> _Chosen:
     """Apply a selection. A pair is taken whole, if the expression holds of its name and its arms' stems.
 
     A pair that reuses runs is taken by its own name, or where what is taken already makes all its runs; taken
-    by name alone, it makes its runs itself.
+    by name alone, it makes its runs itself. The canaries of one case are taken together.
     """
     matches = parse_selection(select) if select is not None else lambda names: True
     makers = [pair for pair in suite.pairs if not pair.reuse and matches([pair.name, *pair.arms.values()])]
@@ -157,10 +186,19 @@ def _choose(path: Path, suite: SuiteFile, select: str | None) -> _Chosen:
             pairs.append(pair.model_copy(update={"reuse": False}) if needs else pair)
         elif not needs and matches([pair.name, *pair.arms.values()]):
             pairs.append(pair)
-    if not pairs and not alone:
-        names = [*(pair.name for pair in suite.pairs), *(entry.case for entry in suite.cases)]
+    canaries = [
+        canary
+        for canary in suite.canaries
+        if matches([canary.case, *(each.title for each in suite.canaries if each.case == canary.case)])
+    ]
+    if not pairs and not alone and not canaries:
+        names = [
+            *(pair.name for pair in suite.pairs),
+            *(canary.title for canary in suite.canaries),
+            *(entry.case for entry in suite.cases),
+        ]
         raise ConfigError(f"{path}: -k {select!r} matches nothing; there are {', '.join(names)}")
-    return _Chosen(pairs, alone, {entry.case: entry for entry in suite.cases})
+    return _Chosen(pairs, canaries, alone, {entry.case: entry for entry in suite.cases})
 
 
 def _overrides_by_stem(
@@ -187,8 +225,17 @@ def _overrides_by_stem(
     return found
 
 
-def _pair(suite: SuiteFile, entry: PairEntry, cases: dict[str, AnyCase], repeats: int | None) -> Pair:
-    """Build one pair, with what makes its arms incomparable; every arm is compared with the first."""
+def _pair(
+    suite: SuiteFile,
+    entry: PairEntry,
+    cases: dict[str, AnyCase],
+    repeats: int | None,
+    budget: float | None,
+) -> Pair:
+    """Build one pair, with what makes its arms incomparable; every arm is compared with the first.
+
+    With a budget its repeats are those of the last look, whatever the suite says.
+    """
     first, *others = [cases[stem] for stem in entry.arms.values()]
     found: dict[str, Difference] = {}
     faults: dict[str, Difference] = {}
@@ -198,36 +245,30 @@ def _pair(suite: SuiteFile, entry: PairEntry, cases: dict[str, AnyCase], repeats
         found |= {each.key: each for each in compared.refused}
         unknown |= dict.fromkeys(compared.unknown)
         faults |= {fault.key: fault for fault in planted_faults(with_faults(first), with_faults(other))}
+    looks = looks_up_to(repeats) if budget is not None else ()
+    number = looks[-1] if looks else repeats or entry.repeats or suite.repeats
     return Pair(
         name=entry.name,
         arms=dict(entry.arms),
         checks=pair_checks(entry),
-        repeats=repeats or entry.repeats or suite.repeats,
+        repeats=number,
         reuse=entry.reuse,
         warmup=suite.warmup,
         allow=tuple(entry.allow),
         not_comparable=tuple(found.values()),
         faults=tuple(faults.values()),
         not_compared=tuple(unknown),
+        warmup_runs=_warmup_runs(suite, entry, number),
+        looks=looks,
     )
 
 
-def _runs(pairs: Sequence[Pair], alone: Sequence[str], repeats: int) -> Iterator[PlannedRun]:
-    """Yield all runs: pair after pair, each interleaved, then the cases outside pairs, repeat by repeat.
-
-    Repeats count from 1 for each case: a case that several pairs run counts on from one to the next.
-    """
-    done: Counter[str] = Counter()
-    for pair in pairs:
-        if pair.reuse:
-            continue
-        for _, arm in interleave(list(pair.arms), pair.repeats):
-            stem = pair.arms[arm]
-            done[stem] += 1
-            yield PlannedRun(case=stem, repeat=done[stem], pair=pair.name, arm=arm)
-    for repeat in range(1, repeats + 1):
-        for stem in alone:
-            yield PlannedRun(case=stem, repeat=repeat, pair=None, arm=None)
+def _warmup_runs(suite: SuiteFile, entry: PairEntry, repeats: int) -> int:
+    """How many runs of a pair are discarded: what it says, else what the suite says, else see `PairEntry`."""
+    said = suite.warmup_runs if entry.warmup_runs is None else entry.warmup_runs
+    if said is not None:
+        return said
+    return int(repeats > 1 and not any(counts_cpu_processes(stem) for stem in entry.arms.values()))
 
 
 def _beside(suite: Path, folder: str, stem: str, suffix: str) -> Path:

@@ -269,7 +269,28 @@ class Plan:
     budget_minutes: float | None = None
 
     @property
+    def minutes(self) -> float:
+        """Upper bound of its wall-clock time: the minutes of every run, or the budget and the longest run.
+
+        Within a budget no run is started once it is over, and a run that was started may end.
+        """
+        return float(self._minutes)
+
+    @property
     def gpu_hours(self) -> float:
-        """Upper bound of the plan's cost: GPUs × minutes of every run, summed exactly and rounded once."""
+        """Upper bound of the plan's cost, summed exactly and rounded once: GPUs × minutes of every run.
+
+        Within a budget, at most the most GPUs that a run has, all the time.
+        """
         cases = [self.cases[run.case] for run in self.runs]
-        return float(sum(case.gpus * Fraction(str(case.minutes)) for case in cases) / 60)
+        each = sum((case.gpus * Fraction(str(case.minutes)) for case in cases), Fraction())
+        if self.budget_minutes is None or not cases:
+            return float(each / 60)
+        return float(min(each, max(case.gpus for case in cases) * self._minutes) / 60)
+
+    @property
+    def _minutes(self) -> Fraction:
+        longest = [Fraction(str(self.cases[run.case].minutes)) for run in self.runs]
+        if self.budget_minutes is None or not longest:
+            return sum(longest, Fraction())
+        return min(sum(longest, Fraction()), Fraction(str(self.budget_minutes)) + max(longest))

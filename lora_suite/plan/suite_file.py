@@ -85,7 +85,7 @@ class CanaryEntry(Entry):
     kind: `same` (both arms are the case), `slower` (one is slowed down by `debug.faults.slow_step`) or
     `injected` (one's recorded step times are multiplied; judged on the runs of the `same` canary of this
     case). factor: of the slowdown; for `same`, the smallest ratio that would be a false alarm. Without one it
-    is what `default_factor` says.
+    is what `lora_suite.plan.canaries.factor_of` says.
     """
 
     kind: Literal["same", "slower", "injected"]
@@ -142,8 +142,15 @@ def read_suite(path: Path) -> SuiteFile:
     _refuse_repeated(
         path, "pair", [*(pair.name for pair in suite.pairs), *(canary.title for canary in suite.canaries)]
     )
-    if not suite.cases and not suite.pairs:
-        raise ConfigError(f"{path}: the suite has neither cases nor pairs; list at least one")
+    same = {canary.case for canary in suite.canaries if canary.kind == "same"}
+    for canary in suite.canaries:
+        if canary.kind == "injected" and canary.case not in same:
+            raise ConfigError(
+                f"{path}: canary {canary.title}: it is judged on the runs of a canary of kind same and of "
+                f"its own case, and there is none; add that one"
+            )
+    if not suite.cases and not suite.pairs and not suite.canaries:
+        raise ConfigError(f"{path}: the suite has neither cases nor pairs nor canaries; list at least one")
     for pair in suite.pairs:
         if not pair_checks(pair):
             raise ConfigError(
