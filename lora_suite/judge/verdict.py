@@ -219,7 +219,11 @@ class CaseHistory(Model):
 
 
 class SuiteVerdict(Model):
-    """One `lora-suite run`, judged. history: of its cases, where a store was asked."""
+    """One `lora-suite run`, judged. history: of its cases, where a store was asked.
+
+    command: what to type to run the same again. environments: the strict facts of each environment that runs
+    name, as text.
+    """
 
     schema_version: int = 2
     suite: str
@@ -230,6 +234,8 @@ class SuiteVerdict(Model):
     runs: list[RunVerdict]
     pairs: list[PairVerdict]
     history: list[CaseHistory] = Field(default_factory=list)
+    command: str = ""
+    environments: dict[str, dict[str, str]] = Field(default_factory=dict)
 
     @property
     def states(self) -> list[State]:
