@@ -157,7 +157,7 @@ class Evaluator:
         function = FUNCTIONS[node.function]
         argument = None if node.argument is None else self.number(node.argument)
         windows = [self._finite(ref, self._windowed(ref, node.window)) for ref in node.series]
-        if function.series == 2:
+        if function.series == 2 and function.matched:
             windows = self._matched(node, windows)
         return call(function, windows, argument)
 

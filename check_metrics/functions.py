@@ -8,6 +8,7 @@ others).
 
 import math
 import operator
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -18,6 +19,13 @@ from check_metrics.series import Series
 RANGE_START = "range_start"
 RANGE_END = "range_end"
 
+BLOCKS_PER_GIB = 512
+"""Blocks of 2 MiB, the smallest piece in which PyTorch's CUDA allocator asks the driver for memory."""
+
+# What a spike is: well outside the others' scatter, and by something that matters.
+SPIKE_DEVIATIONS = 5.0
+SPIKE_SHARE = 0.10
+
 
 @dataclass(frozen=True)
 class Function:
@@ -25,7 +33,8 @@ class Function:
 
     `parameters` follow the series, in positional order. The one that is no end of the window is the
     function's own: `bounds` limits it (a constant), or, where None, it is any number. `default` None makes it
-    required. `first_step` is the default `range_start`; None starts at the first recorded step.
+    required. `first_step` is the default `range_start`; None starts at the first recorded step. `matched`:
+    two series must have equal steps.
     """
 
     compute: Callable[..., float]
@@ -34,6 +43,7 @@ class Function:
     first_step: int | None = None
     bounds: tuple[float, float] | None = None
     default: float | None = None
+    matched: bool = True
 
     @property
     def argument(self) -> str | None:
@@ -121,26 +131,74 @@ def all_finite(window: Series) -> float:
     return float(window.finite)
 
 
+def overhead(window: Series) -> float:
+    """What rare large values add to the mean over the median: mean / median - 1."""
+    _need_positive(window, "overhead")
+    return fmean(window.values) / median(window) - 1.0
+
+
+def spike_share(window: Series) -> float:
+    """Share of values above median + max(5 · MAD, 10 % of it); MAD is the median absolute deviation."""
+    limit = spike_limit(window.values)
+    return sum(value > limit for value in window.values) / len(window.values)
+
+
+def spike_limit(values: Sequence[float]) -> float:
+    """Above what a value of these is a spike: their median + max(5 · MAD, 10 % of the median)."""
+    middle = statistics.median(values)
+    deviation = statistics.median(abs(value - middle) for value in values)
+    return middle + max(SPIKE_DEVIATIONS * deviation, SPIKE_SHARE * middle)
+
+
 def ratio(left: Series, right: Series) -> float:
     """Typical left / right over equal steps: exp of the median of log(left / right), for positive values."""
     for window in (left, right):
-        bad = [step for step, value in zip(window.steps, window.values, strict=True) if value <= 0.0]
-        if bad:
-            raise DataError(f'ratio() needs positive values, and "{window.name}" is not at step {bad[0]}')
+        _need_positive(window, "ratio")
     logs = tuple(math.log(a) - math.log(b) for a, b in zip(left.values, right.values, strict=True))
     return math.exp(median(Series(left.name, left.steps, logs)))
 
 
+def tail_ratio(left: Series, right: Series) -> float:
+    """What rare slow steps cost the left side more than the right, over equal steps, for positive values.
+
+    The ratio of the means over the typical ratio. A step in ten that takes three times as long leaves the
+    typical ratio as it is, and makes this 1.2.
+    """
+    typical = ratio(left, right)
+    return fmean(left.values) / fmean(right.values) / typical
+
+
+def peak_ratio(left: Series, right: Series) -> float:
+    """Largest left / largest right, both GiB in whole blocks of 2 MiB, in which an allocator counts."""
+    ours, theirs = (round(max(window.values) * BLOCKS_PER_GIB) for window in (left, right))
+    if theirs <= 0:
+        raise DataError(f'peak_ratio() divides by "{right.name}", whose peak is no block of 2 MiB')
+    return ours / theirs
+
+
 def max_rel_diff(left: Series, right: Series) -> float:
     """Largest |left - right| / |right| over equal steps; 0 where both are 0."""
-    worst = 0.0
+    return max(map(abs, _relative_differences(left, right, "max_rel_diff")))
+
+
+def mean_rel_diff(left: Series, right: Series) -> float:
+    """Mean of (left - right) / |right| over equal steps, with its sign: an offset, where jitter cancels."""
+    return fmean(_relative_differences(left, right, "mean_rel_diff"))
+
+
+def _relative_differences(left: Series, right: Series, name: str) -> list[float]:
+    differences = []
     for step, a, b in zip(left.steps, left.values, right.values, strict=True):
-        if a == b:
-            continue
-        if b == 0.0:
-            raise DataError(f'max_rel_diff() divides by "{right.name}", which is 0 at step {step}')
-        worst = max(worst, abs(a - b) / abs(b))
-    return worst
+        if a != b and b == 0.0:
+            raise DataError(f'{name}() divides by "{right.name}", which is 0 at step {step}')
+        differences.append(0.0 if a == b else (a - b) / abs(b))
+    return differences
+
+
+def _need_positive(window: Series, name: str) -> None:
+    bad = [step for step, value in zip(window.steps, window.values, strict=True) if value <= 0.0]
+    if bad:
+        raise DataError(f'{name}() needs positive values, and "{window.name}" is not at step {bad[0]}')
 
 
 def _need_two(window: Series, name: str) -> None:
@@ -172,8 +230,13 @@ FUNCTIONS: dict[str, Function] = {
     "first": Function(first),
     "last": Function(last),
     "all_finite": Function(all_finite),
+    "overhead": Function(overhead, first_step=1),
+    "spike_share": Function(spike_share, first_step=1),
     "ratio": Function(ratio, series=2),
+    "tail_ratio": Function(tail_ratio, series=2),
+    "peak_ratio": Function(peak_ratio, series=2, matched=False),
     "max_rel_diff": Function(max_rel_diff, series=2),
+    "mean_rel_diff": Function(mean_rel_diff, series=2),
 }
 
 ARITHMETIC: dict[str, Callable[[float, float], float]] = {

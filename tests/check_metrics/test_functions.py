@@ -93,6 +93,60 @@ def test_max_rel_diff() -> None:
         functions.max_rel_diff(series("a", [1.0]), series("b", [0.0]))
 
 
+def test_mean_rel_diff_keeps_the_sign() -> None:
+    # +0.1 and -0.25 and 0: jitter cancels where an offset does not.
+    arms = {"a": {"l": [1.1, 1.5, 0.0]}, "b": {"l": [1.0, 2.0, 0.0]}}
+    assert judge_arms('mean_rel_diff(a["l"], b["l"]) < 0.3', arms).value == pytest.approx(-0.05)
+    assert judge_arms('abs(mean_rel_diff(b["l"], a["l"], 2, 3)) < 0.4', arms).value == pytest.approx(1 / 3)
+    with pytest.raises(DataError, match=r"mean_rel_diff\(\) divides by .* 0 at step 1"):
+        functions.mean_rel_diff(series("a", [1.0]), series("b", [0.0]))
+
+
+def test_overhead_is_what_slow_steps_add_to_the_median() -> None:
+    # Nine steps of 1 and one of 3: mean 1.2, median 1.
+    data = {"t": [1.0] * 9 + [3.0]}
+    assert judge('overhead(data["t"]) < 0.3', data).value == pytest.approx(0.2)
+    with pytest.raises(DataError, match='"t" is not at step 1'):
+        functions.overhead(series("t", [0.0, 1.0]))
+
+
+def test_spike_share() -> None:
+    # Median 10, deviations 0 to 1 with a median of 0.5: a spike is above 10 + max(2.5, 1) = 12.5.
+    values = [9.0, 9.5, 10.0, 10.5, 11.0, 12.5, 12.6, 30.0, 9.5, 10.0]
+    window = series("t", values)
+    middle = statistics.median(values)
+    deviation = statistics.median(abs(value - middle) for value in values)
+    limit = middle + max(5 * deviation, 0.1 * middle)
+    assert functions.spike_limit(values) == pytest.approx(limit)
+    assert functions.spike_share(window) == sum(value > limit for value in values) / 10 == 0.1
+    # Without any scatter, 10 % above the median is where a spike begins.
+    assert judge('spike_share(data["t"]) < 1', {"t": [1.0, 1.0, 1.0, 1.1, 1.11]}).value == 0.2
+
+
+def test_tail_ratio_sees_what_the_typical_ratio_does_not() -> None:
+    periodic = [3.0 if step % 10 == 0 else 1.0 for step in range(1, 51)]
+    arms = {"a": {"t": periodic}, "b": {"t": [2.0] * 50}}
+    assert judge_arms('ratio(a["t"], b["t"]) < 1', arms).value == pytest.approx(0.5)
+    assert judge_arms('tail_ratio(a["t"], b["t"]) < 1.05', arms).value == pytest.approx(1.2)
+    assert judge_arms('tail_ratio(b["t"], a["t"]) < 1.05', arms).value == pytest.approx(1 / 1.2)
+    with pytest.raises(DataError, match='"y" is not at step 1'):
+        functions.tail_ratio(series("x", [1.0]), series("y", [0.0]))
+
+
+def test_peak_ratio_counts_blocks_of_2_mib_and_needs_no_equal_steps() -> None:
+    block = 1 / 512
+    # 100 blocks and less than half of one; 200 blocks less a third of one.
+    arms = {
+        "a": {"m": [0.1, 100.4 * block]},
+        "b": {"m": {1: 199.67 * block}},
+        "c": {"m": [block / 3]},
+    }
+    assert judge_arms('peak_ratio(a["m"], b["m"]) < 0.8', arms).value == 0.5
+    result = judge_arms('peak_ratio(a["m"], c["m"]) < 0.8', arms)
+    assert (result.status, result.value) == ("FAIL", None)
+    assert "no block of 2 MiB" in result.message
+
+
 def test_like_numpy_and_statistics() -> None:
     generator = random.Random(7)
     for size in (2, 3, 10, 101):
