@@ -23,6 +23,12 @@ RESULTS = click.option(
     help="Folder for results.",
 )
 
+PROFILE = click.option(
+    "--profile", is_flag=True, help="Repeat the last step under torch's profiler, for `explain`."
+)
+PROFILING = "logger.profile_steps=3"
+"""The override that `--profile` stands for."""
+
 
 def leave(code: int) -> NoReturn:
     """Exit with `code`, also where the reader of the output has gone and it cannot be flushed any more."""

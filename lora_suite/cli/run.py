@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from lora_suite.cli.common import RESULTS, SELECT, leave
+from lora_suite.cli.common import PROFILE, PROFILING, RESULTS, SELECT, leave
 
 
 @click.command()
@@ -18,6 +18,7 @@ from lora_suite.cli.common import RESULTS, SELECT, leave
 @click.option("--repeats", type=click.IntRange(min=1), help="Runs of every arm, in place of the suite's.")
 @RESULTS
 @click.option("--keep", is_flag=True, help="Keep checkpoints of runs that passed.")
+@PROFILE
 @click.option(
     "--arm", "arms", metavar="NAME:KEY=VALUE", multiple=True, help="Override one arm. May be repeated."
 )
@@ -29,6 +30,7 @@ def run(
     repeats: int | None,
     results: Path,
     keep: bool,
+    profile: bool,
     arms: tuple[str, ...],
 ) -> None:
     """Run SUITE: train every case in turn, judge the runs and their pairs, print and store the verdict.
@@ -49,7 +51,7 @@ def run(
 
     request = Request(
         suite=suite,
-        overrides=overrides,
+        overrides=(*overrides, PROFILING) if profile else overrides,
         arm_overrides=arms,
         select=select,
         repeats=repeats,

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import click
 
+from lora_suite.cli.common import PROFILE, PROFILING
+
 
 @click.command()
 @click.option("--config", type=click.Path(path_type=Path), help="Recipe; without it, recipes/sft.yaml.")
+@PROFILE
 @click.argument("overrides", nargs=-1, metavar="[OVERRIDE]...")
-def train(config: Path | None, overrides: tuple[str, ...]) -> None:
+def train(config: Path | None, profile: bool, overrides: tuple[str, ...]) -> None:
     """Train one recipe on this machine through torchrun.
 
     Writes to $LORA_SUITE_RUN_DIR, or to a new folder under results/manual/.
@@ -23,4 +26,4 @@ def train(config: Path | None, overrides: tuple[str, ...]) -> None:
     """
     from lora_suite.launch.training import train as launch
 
-    sys.exit(launch(config, list(overrides)))
+    sys.exit(launch(config, [*overrides, *([PROFILING] if profile else [])]))

@@ -247,6 +247,7 @@ class Logger(Block):
     wandb_enabled: bool
     tensorboard_enabled: bool
     monitor_gpus: bool
+    profile_steps: NonNegative
     wandb: WandbLogger
     gpu_monitoring: GpuMonitoring
 
@@ -258,16 +259,26 @@ class Cluster(Block):
     gpus_per_node: Positive
 
 
+class SlowPhase(Block):
+    """By how much each phase of a step is made longer, as a share of the whole step (0.03: 3 %)."""
+
+    data: Annotated[float, Field(ge=0)]
+    forward_backward: Annotated[float, Field(ge=0)]
+    grad_sync: Annotated[float, Field(ge=0)]
+    optimizer: Annotated[float, Field(ge=0)]
+
+
 class Faults(Block):
     """Faults planted on purpose, to see a verdict turn red. All off by default.
 
-    freeze_b: adapters' B gets no update. slow_step: the step takes this many times as long.
-    kill_rank_at: that rank kills itself at the given step ("rank:step"). stop_at: training ends
-    after that step as if it were done.
+    freeze_b: adapters' B gets no update. slow_step: the step takes this many times as long. slow_phase: one
+    phase takes longer. kill_rank_at: that rank kills itself at the given step ("rank:step"). stop_at:
+    training ends after that step as if it were done.
     """
 
     freeze_b: bool
     slow_step: Annotated[float, Field(ge=1)]
+    slow_phase: SlowPhase
     kill_rank_at: Annotated[str, Field(pattern=r"^\d+:\d+$")] | None
     stop_at: Positive | None
 

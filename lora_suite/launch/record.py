@@ -117,5 +117,7 @@ class RunDir:
         self.checks = root / "checks.json"
         self.log = root / "run.log"
         self.invariants = root / "lora_invariants.json"
+        self.trace = root / "profile" / "trace.json.gz"
+        self.kernels = root / "profile" / "kernels.json"
         self.tensorboard = root / "tb"
         self.checkpoints = root / "ckpts"

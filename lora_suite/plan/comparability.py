@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_suite.config import ABSENT, differences
+from lora_suite.config.schema import SlowPhase
 from lora_suite.plan.facts import DECISIVE, FACTS, OURS, facts_of_recipe
 from lora_suite.plan.model import AnyCase, Case, Difference, ExternalCase
 
@@ -24,10 +25,17 @@ ALLOWED = (
     "logger.log_dir",
     "logger.wandb.name",
     "logger.wandb.project",
+    "logger.profile_steps",
     "checkpointing.checkpoint_dir",
     FAULTS,
 )
-NO_FAULTS = {"freeze_b": False, "slow_step": 1.0, "kill_rank_at": None, "stop_at": None}
+NO_FAULTS = {
+    "freeze_b": False,
+    "slow_step": 1.0,
+    "slow_phase": dict.fromkeys(SlowPhase.model_fields, 0.0),
+    "kill_rank_at": None,
+    "stop_at": None,
+}
 BACKENDS = ("policy.dtensor_cfg", "policy.megatron_cfg")
 _WITHOUT_FAULTS = {"debug": {"faults": NO_FAULTS}}
 # What a pair is about, in words that every trainer has.

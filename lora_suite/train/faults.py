@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lora_suite.config.schema import Faults
+import torch
+
+from lora_suite.config.schema import Faults, SlowPhase
 from lora_suite.train.collect import gather
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.topology import Topology
@@ -30,6 +34,82 @@ def drag(faults: Faults, seconds: float, topology: Topology) -> None:
     """
     if faults.slow_step > 1.0:
         time.sleep((faults.slow_step - 1.0) * max(gather(topology, seconds)))
+
+
+# Steps whose median is the step's own time, and those that must have been seen before it is known: the very
+# first ones compile and allocate.
+_REMEMBERED, _NEEDED = 9, 2
+# Cycles of the trial that finds out how many of them a second has: some milliseconds.
+_TRIAL_CYCLES = 10_000_000
+# A sleep may end this many seconds late; the rest is waited for awake.
+_SLEEP_ERROR = 5e-4
+
+
+class SlowPhases:
+    """Makes phases of a step longer by a share of the whole step (`debug.faults.slow_phase`).
+
+    The share is of what the step takes by itself: the median of the last steps less what was planted in them,
+    so that the delay does not grow by itself. All ranks wait equally long (see `drag`). The first steps are
+    left alone.
+    """
+
+    def __init__(self, shares: SlowPhase, topology: Topology) -> None:
+        self._shares = {phase: share for phase, share in shares.model_dump().items() if share > 0.0}
+        self._topology = topology
+        self._own: deque[float] = deque(maxlen=_REMEMBERED)
+        self._step = 0.0
+        self._planted = 0.0
+        self._cycles_per_second = 0.0
+
+    def wait(self, phase: str, on_device: bool) -> None:
+        """Wait at the end of a phase, before its end is marked.
+
+        on_device: the phase is timed on the device. There device and host both stand still for as long: so
+        whichever is behind the other stays as far behind, and the step becomes longer by just this.
+        """
+        seconds = self._shares.get(phase, 0.0) * self._step
+        if seconds == 0.0:
+            return
+        self._planted += seconds
+        if on_device and self._topology.device.type == "cuda":
+            _device_wait(round(seconds * self._cycles_per_second))
+        _host_wait(seconds)
+
+    def after_step(self, seconds: float) -> None:
+        """Learn from a step that took `seconds` in all; between steps, because the ranks agree on a time."""
+        if not self._shares:
+            return
+        self._own.append(seconds - self._planted)
+        self._planted = 0.0
+        if len(self._own) < _NEEDED:
+            return
+        if self._topology.device.type == "cuda" and self._cycles_per_second == 0.0:
+            self._cycles_per_second = _cycles_per_second()
+        self._step = max(gather(self._topology, statistics.median_low(self._own)))
+
+
+def _host_wait(seconds: float) -> None:
+    """Wait on the host, to some microseconds."""
+    end = time.perf_counter() + seconds
+    time.sleep(max(seconds - _SLEEP_ERROR, 0.0))
+    while time.perf_counter() < end:
+        pass
+
+
+def _device_wait(cycles: int) -> None:
+    """Let the device's stream stand still for some of its clock's cycles."""
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
+def _cycles_per_second() -> float:
+    """How fast the device's clock counts, now that the steps have woken it up."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    _device_wait(_TRIAL_CYCLES)
+    end.record()
+    end.synchronize()
+    milliseconds: float = begin.elapsed_time(end)
+    return _TRIAL_CYCLES / (milliseconds / 1000.0)
 
 
 @contextmanager

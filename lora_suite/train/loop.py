@@ -3,22 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.profiler import record_function
 
 from lora_suite.config import ConfigError
 from lora_suite.config.schema import Recipe
+from lora_suite.launch.traces import PHASE_RANGE
 from lora_suite.train.backends.base import Backend
 from lora_suite.train.batch import MicroBatch
 from lora_suite.train.checkpoint import Checkpoints, Meta, layout_of, lora_of, metric_of
 from lora_suite.train.data.batches import GlobalBatch, Slicing
 from lora_suite.train.data.load import TrainingData
 from lora_suite.train.environment import peak_resident_gib
-from lora_suite.train.faults import drag, freezing, kill_if_due
+from lora_suite.train.faults import SlowPhases, drag, freezing, kill_if_due
 from lora_suite.train.lora.invariants import InvariantChecks
 from lora_suite.train.process import random_state, restore_random_state
 from lora_suite.train.reporter import Peak, Reporter, StepReport, Work
@@ -67,6 +70,7 @@ class Trainer:
         self._recipe_hash = recipe_hash
         self._lora_facts = lora_facts
         self._timer = StepTimer(self._topology.device)
+        self._slow = SlowPhases(recipe.debug.faults.slow_phase, self._topology)
         self.step = 0
 
     @property
@@ -89,6 +93,18 @@ class Trainer:
         if self._checks is not None:
             self._checks.after_training(self.step)
 
+    def repeat_last_step(self) -> None:
+        """Make the last step again, with its batch, after the training: nothing of it is reported."""
+        step = self.last_step
+        self._timer.start()
+        self._update(step, self._data.steps[step - 1], self._learning_rate(step))
+
+    def _learning_rate(self, step: int) -> float:
+        recipe = self._recipe
+        return learning_rate(
+            step, peak_learning_rate(recipe), recipe.policy.scheduler, recipe.sft.max_num_steps
+        )
+
     def _before_first_step(self) -> None:
         recipe = self._recipe
         if self._checks is not None:
@@ -106,11 +122,10 @@ class Trainer:
     def _train_step(self, step: int) -> None:
         recipe, timer, batch = self._recipe, self._timer, self._data.steps[step - 1]
         kill_if_due(recipe.debug.faults, self._topology.rank, step)
-        lr = learning_rate(
-            step, peak_learning_rate(recipe), recipe.policy.scheduler, recipe.sft.max_num_steps
-        )
+        lr = self._learning_rate(step)
         timer.start()
         scalars = self._update(step, batch, lr)
+        own_seconds = timer.seconds
         loss = scalars.loss_sum / batch.supervised
         validation_loss = None
         if self._validation_due(step):
@@ -120,6 +135,7 @@ class Trainer:
             self._save(step, loss, validation_loss)
             timer.host("checkpointing")
 
+        self._slow.after_step(own_seconds)
         if self._checks is not None:
             self._checks.after_step(step, loss, loss_is_comparable=recipe.policy.lora.dropout == 0.0)
         if self._reporter is not None:
@@ -141,24 +157,35 @@ class Trainer:
     def _update(self, step: int, batch: GlobalBatch, lr: float) -> Scalars:
         """The step itself, phase by phase; the host waits for the device once, at the end."""
         backend, timer, faults = self._backend, self._timer, self._recipe.debug.faults
-        batches = self._on_device(batch, self._data.slicing)
-        timer.host("data")
+        with self._phase("data"):
+            batches = self._on_device(batch, self._data.slicing)
         timer.begin_device()
-        loss = backend.forward_backward(batches, batch.supervised)
-        timer.device("forward_backward")
-        backend.sync_gradients()
-        timer.device("grad_sync")
-        if self._checks is not None:
-            self._checks.after_backward(step)
-        grad_norm = backend.clip_gradients(self._recipe.policy.max_grad_norm)
-        with freezing(faults, backend.bank):
-            backend.optimizer_step(lr)
-        scalars = self._reduce(loss, grad_norm)
-        timer.host("optimizer")
+        with self._phase("forward_backward", on_device=True):
+            loss = backend.forward_backward(batches, batch.supervised)
+        with self._phase("grad_sync", on_device=True):
+            backend.sync_gradients()
+        with self._phase("optimizer"):
+            if self._checks is not None:
+                self._checks.after_backward(step)
+            grad_norm = backend.clip_gradients(self._recipe.policy.max_grad_norm)
+            with freezing(faults, backend.bank):
+                backend.optimizer_step(lr)
+            scalars = self._reduce(loss, grad_norm)
         if faults.slow_step > 1.0:
             drag(faults, sum(timer.phases.values()) - timer.phases["data"], self._topology)
             timer.host("forward_backward")
         return scalars
+
+    @contextmanager
+    def _phase(self, name: str, on_device: bool = False) -> Iterator[None]:
+        """A phase of the step, timed, and under its name in a profiler's trace.
+
+        on_device: the host may leave it before the device has done its work.
+        """
+        with record_function(f"{PHASE_RANGE}{name}"):
+            yield
+            self._slow.wait(name, on_device)
+        (self._timer.device if on_device else self._timer.host)(name)
 
     def _reduce(self, loss: torch.Tensor, grad_norm: torch.Tensor) -> Scalars:
         """Bring loss, norm and memory of all ranks to the host: one reduction, one wait for the device.

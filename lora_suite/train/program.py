@@ -30,6 +30,7 @@ from lora_suite.train.metrics import MetricsWriter
 from lora_suite.train.monitor import MemoryMonitor
 from lora_suite.train.nvml import Gpus
 from lora_suite.train.process import local_device, process_group, seed_ranks
+from lora_suite.train.profiling import profile_steps
 from lora_suite.train.reporter import Reporter, Speed, open_sinks
 
 NOTHING_TO_DO = 4
@@ -149,6 +150,11 @@ class Program:
                 for of_node in samples:
                     reporter.samples(of_node)
                 reporter.record.health["after"] = health(gpus)
+            if job.recipe.logger.profile_steps:
+                # What these steps train is thrown away: checkpoints, invariants and samples are taken.
+                profile_steps(
+                    self._trainer.repeat_last_step, job.recipe.logger.profile_steps, topology, job.files
+                )
         finally:
             if reporter is not None:
                 reporter.invariants(parts.checks.results if parts.checks is not None else [])

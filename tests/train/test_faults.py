@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import time
 
 import pytest
 import torch
 
 from lora_suite.train.batch import MicroBatch
-from lora_suite.train.faults import drag, kill_if_due
+from lora_suite.train.faults import SlowPhases, _host_wait, drag, kill_if_due
 from lora_suite.train.topology import Axis, Topology
 from tests.train.conftest import LORA, Run, small_recipe
 from tests.train.fake_backend import FakeBackend
@@ -81,3 +82,92 @@ def test_stopping_early_looks_like_being_done(run: Run) -> None:
     assert run.train("debug.faults.stop_at=3") == 0
     assert list(run.metrics["train/loss"]) == ["1", "2", "3"]
     assert run.record.steps_done == 3
+
+
+PHASES = ("data", "forward_backward", "grad_sync", "optimizer")
+
+
+@pytest.mark.parametrize("slowed", PHASES)
+def test_a_slow_phase_takes_its_share_of_the_step_and_no_other_does(
+    run: Run, monkeypatch: pytest.MonkeyPatch, slowed: str
+) -> None:
+    original = FakeBackend.forward_backward
+
+    def forward_backward(backend: FakeBackend, batches: list[MicroBatch], tokens: int) -> torch.Tensor:
+        time.sleep(0.03)
+        return original(backend, batches, tokens)
+
+    monkeypatch.setattr(FakeBackend, "forward_backward", forward_backward)
+    run.train(f"debug.faults.slow_phase.{slowed}=2.0", "sft.max_num_steps=8")
+    timing = {phase: list(run.metrics[f"timing/train/{phase}"].values()) for phase in PHASES}
+    # Two steps are looked at before anything is planted. Twice a step of 0.03 s is at least 0.06 s.
+    before, after = timing[slowed][:2], timing[slowed][2:]
+    assert max(before) < 0.06
+    assert min(after) > 0.06
+    for phase in set(PHASES) - {slowed}:
+        assert statistics.median(timing[phase][2:]) < 0.06
+    # The delay does not count towards the step that it is a share of: it would double from step to step.
+    assert max(after[3:]) < 4.0 * after[0]
+
+
+def planted(waits: list[float], shares: str, own: list[float]) -> list[float]:
+    """What each step waits in all, where step i takes own[i] s by itself."""
+    slow = SlowPhases(small_recipe(*shares.split()).debug.faults.slow_phase, one_rank())
+    total = []
+    for seconds in own:
+        waits.clear()
+        for phase in PHASES:
+            slow.wait(phase, on_device=True)
+        total.append(sum(waits))
+        slow.after_step(seconds + total[-1])
+    return total
+
+
+def one_rank() -> Topology:
+    one = Axis(0, 1)
+    return Topology(0, 1, torch.device("cpu"), one, one, one)
+
+
+def test_a_slow_phase_follows_the_median_of_what_the_steps_take_by_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("lora_suite.train.faults._host_wait", waits.append)
+    monkeypatch.setattr("lora_suite.train.faults.gather", lambda topology, seconds: [seconds])
+    own = [60.0, 1.0, 1.0, 9.0, 1.0, 1.0]
+    shares = "debug.faults.slow_phase.optimizer=0.03 debug.faults.slow_phase.data=0.5"
+    assert planted(waits, shares, own) == pytest.approx([0.0, 0.0, 0.53, 0.53, 0.53, 0.53])
+
+
+def test_ranks_agree_on_the_time_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("lora_suite.train.faults._host_wait", waits.append)
+    monkeypatch.setattr("lora_suite.train.faults.gather", lambda topology, seconds: [seconds, 7.0])
+    shares = "debug.faults.slow_phase.grad_sync=0.1"
+    assert planted(waits, shares, [1.0, 1.0, 1.0]) == pytest.approx([0.0, 0.0, 0.7])
+
+
+def test_device_and_host_stand_still_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a phase between two events is made longer on the stream; the host must not gain on it."""
+    host: list[float] = []
+    device: list[int] = []
+    monkeypatch.setattr("lora_suite.train.faults._host_wait", host.append)
+    monkeypatch.setattr("lora_suite.train.faults._device_wait", device.append)
+    monkeypatch.setattr("lora_suite.train.faults._cycles_per_second", lambda: 1e9)
+    monkeypatch.setattr("lora_suite.train.faults.gather", lambda topology, seconds: [seconds])
+    shares = small_recipe(
+        "debug.faults.slow_phase.forward_backward=0.25", "debug.faults.slow_phase.optimizer=0.5"
+    ).debug.faults.slow_phase
+    slow = SlowPhases(shares, Topology(0, 1, torch.device("cuda"), *[Axis(0, 1)] * 3))
+    slow.after_step(2.0)
+    slow.after_step(2.0)
+    slow.wait("forward_backward", on_device=True)
+    slow.wait("optimizer", on_device=False)
+    assert host == pytest.approx([0.5, 1.0])
+    assert device == [500_000_000]
+
+
+def test_waiting_is_exact_to_a_millisecond() -> None:
+    begin = time.perf_counter()
+    _host_wait(0.02)
+    assert time.perf_counter() - begin >= 0.02
