@@ -12,8 +12,11 @@ import math
 import statistics
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from lora_suite.config import recipe_hash
 from lora_suite.judge.checks import judge_checks
+from lora_suite.judge.drawn import drawn_series, phases
 from lora_suite.judge.evidence import (
     REQUIRED_OF_OTHERS,
     REQUIRED_SERIES,
@@ -23,6 +26,7 @@ from lora_suite.judge.evidence import (
     read_evidence,
     series_problems,
 )
+from lora_suite.judge.health import health_flags
 from lora_suite.judge.invariants import judge_invariants, judge_recorded, not_applicable, not_measured
 from lora_suite.judge.verdict import CheckVerdict, RunVerdict, State, worst
 from lora_suite.launch.record import Ended
@@ -34,6 +38,8 @@ _DRIVER_JUDGES = frozenset({1, 4, 5})
 _HOW = {"killed": "killed", "oom": "out of memory", "timeout": "timeout", "failed": "crashed"}
 # Steps at the start of each segment that the step time of a table leaves out.
 _WARMUP = 3
+# Enough of a hash to tell machines apart, short enough for a table.
+_HASH_DIGITS = 8
 _PEAK_MEMORY = "memory/peak_allocated_gib"
 _SAMPLED_MEMORY = "ray/"
 
@@ -54,6 +60,7 @@ def judge_run(
 
     ended: how it ended as the launcher saw it; None asks run.json, and where that does not say, the run is
     MISSING. launched: files that claim an earlier start are another run's. seconds: wall-clock time.
+    Of a discarded run only is asked whether it broke or fell short.
     """
     evidence: Evidence | None = None
     unreadable = ""
@@ -72,13 +79,14 @@ def judge_run(
         own = "MISSING", unreadable
     if own is None and evidence is not None:
         own = _shortfall(case, evidence, ended, launched)
-        if own is None:
+        if own is None and not planned.discarded:
             checks, not_judged = _contents(case, evidence)
-    if own is None and ended is not None and ended.status != 0 and not _agrees(ended, checks):
+    if own is None and ended is not None and ended.status != 0 and not _agrees(ended, checks, planned):
         who = "the driver" if isinstance(case, Case) else "the command"
         said = f"everything holds, but {who} ended with status {ended.status}"
         own = "ERROR", f"{said}{_last_lines(ended)}"
     own_state, message = own or ("PASS", "")
+    measured = evidence if not planned.discarded else None
     return RunVerdict(
         case=planned.case,
         repeat=planned.repeat,
@@ -92,10 +100,23 @@ def judge_run(
         steps_done=reached,
         steps_planned=case.steps,
         seconds=seconds,
-        summary=summary(evidence) if evidence is not None else {},
         checks=checks,
         not_judged=not_judged,
+        **(_figures(measured) if measured is not None else {}),
     )
+
+
+def _figures(evidence: Evidence) -> dict[str, Any]:
+    """What a verdict holds of a run besides its states, by the verdict's keys."""
+    environment = evidence.record.environment
+    return {
+        "summary": summary(evidence),
+        "phases": phases(evidence, _WARMUP),
+        "series": drawn_series(evidence),
+        "health": health_flags(evidence.record),
+        "environment": recipe_hash(environment.strict)[:_HASH_DIGITS] if environment is not None else "",
+        "code": str(environment.soft.get("code") or "") if environment is not None else "",
+    }
 
 
 def summary(evidence: Evidence) -> dict[str, float]:
@@ -164,9 +185,10 @@ def _contents(case: BaseCase, evidence: Evidence) -> tuple[list[CheckVerdict], l
     return verdicts, not_judged
 
 
-def _agrees(ended: Ended, checks: list[CheckVerdict]) -> bool:
-    """Whether a driver's bad status is explained by a verdict of ours."""
-    return ended.status in _DRIVER_JUDGES and worst([check.state for check in checks]) != "PASS"
+def _agrees(ended: Ended, checks: list[CheckVerdict], planned: PlannedRun) -> bool:
+    """Whether a driver's bad status is explained by a verdict of ours, or judges a run that nobody judges."""
+    explained = planned.discarded or worst([check.state for check in checks]) != "PASS"
+    return ended.status in _DRIVER_JUDGES and explained
 
 
 def _place(ended: Ended) -> str:

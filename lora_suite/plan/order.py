@@ -29,7 +29,7 @@ def interleave(arms: Sequence[str], repeats: int, first: int = 1) -> Iterator[tu
 
 def looks_up_to(repeats: int | None) -> tuple[int, ...]:
     """The looks at a pair that may have this many repeats (None: as many as the last look has)."""
-    last = LOOKS[-1] if repeats is None else repeats
+    last = min(repeats or LOOKS[-1], LOOKS[-1])
     return (*(look for look in LOOKS if look < last), last)
 
 
