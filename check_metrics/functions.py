@@ -159,13 +159,19 @@ def ratio(left: Series, right: Series) -> float:
 
 
 def tail_ratio(left: Series, right: Series) -> float:
-    """What rare slow steps cost the left side more than the right, over equal steps, for positive values.
+    """What recurring slow steps cost the left side more than the right; equal steps, positive values.
 
     The ratio of the means over the typical ratio. A step in ten that takes three times as long leaves the
-    typical ratio as it is, and makes this 1.2.
+    typical ratio as it is, and makes this 1.2 in a long run.
     """
+    _need_two(left, "tail_ratio")
     typical = ratio(left, right)
-    return fmean(left.values) / fmean(right.values) / typical
+    return mean_but_largest(left.values) / mean_but_largest(right.values) / typical
+
+
+def mean_but_largest(values: Sequence[float]) -> float:
+    """Mean of two values or more less the largest: one slow step, a compilation, is no tail."""
+    return fmean(sorted(values)[:-1])
 
 
 def peak_ratio(left: Series, right: Series) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
+from check_metrics import Series
 from lora_suite.config import flatten
 from lora_suite.judge.evidence import Evidence, read_evidence
 from lora_suite.judge.verdict import RunVerdict
@@ -22,6 +23,11 @@ class Block:
 
     repeat: int
     arms: Mapping[str, Evidence]
+
+    @property
+    def metrics(self) -> dict[str, Mapping[str, Series]]:
+        """The series of every arm, as checks read them."""
+        return {arm: run.metrics for arm, run in self.arms.items()}
 
 
 def whole_blocks(pair: Pair, runs: Mapping[str, Sequence[RunVerdict]]) -> list[Block]:

@@ -51,16 +51,17 @@ class Evidence:
 
         start, end: window as `check_metrics.Series.window` reads it.
         """
+        warming = warmup_steps(self.record.segments, warmup)
+        values = self.window(name, start, end)
+        return {step: value for step, value in values.items() if step not in warming}
+
+    def window(self, name: str, start: int | None = None, end: int = 0) -> dict[int, float]:
+        """Values of a series by step, in a window as `check_metrics.Series.window` reads it."""
         series = self.metrics.get(name)
         if series is None:
             return {}
-        warming = warmup_steps(self.record.segments, warmup)
         window = series.window(start, end)
-        return {
-            step: value
-            for step, value in zip(window.steps, window.values, strict=True)
-            if step not in warming
-        }
+        return dict(zip(window.steps, window.values, strict=True))
 
 
 def read_evidence(run_dir: Path) -> Evidence:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from lora_suite.judge.block import environment_difference, lacking_runs, whole_blocks
 from lora_suite.judge.matching import match_steps
-from lora_suite.judge.pair_check import judge_pair_check
+from lora_suite.judge.pair_check import judge_pair_checks
+from lora_suite.judge.ratio import Method
 from lora_suite.judge.statistics import CONFIDENCE, Prior
 from lora_suite.judge.verdict import PairVerdict, RunVerdict, State, worst
 from lora_suite.plan.model import Difference, Pair
@@ -28,7 +29,6 @@ def judge_pair(
     priors: by the text of a check, what earlier repeats say of its spread. confidence: of the intervals; that
     of a look, where the pair is still running (`lora_suite.judge.looks`).
     """
-    known = priors or {}
     states: list[State] = []
     messages: list[str] = []
     lacking = list(lacking_runs(pair, runs))
@@ -45,14 +45,8 @@ def judge_pair(
         states.append("INCOMPARABLE")
         messages.insert(0, incomparable)
     comparable = blocks if not incomparable else []
-    checks = (
-        [
-            judge_pair_check(text, comparable, pair.warmup, matching.steps, known.get(text), confidence)
-            for text in pair.checks
-        ]
-        if comparable
-        else []
-    )
+    method = Method(pair.warmup, matching.steps, priors or {}, confidence)
+    checks = judge_pair_checks(pair.checks, comparable, method) if comparable else []
     if not pair.checks:
         states.append("MISSING")
         messages.append("the pair has no check")

@@ -127,10 +127,18 @@ def test_tail_ratio_sees_what_the_typical_ratio_does_not() -> None:
     periodic = [3.0 if step % 10 == 0 else 1.0 for step in range(1, 51)]
     arms = {"a": {"t": periodic}, "b": {"t": [2.0] * 50}}
     assert judge_arms('ratio(a["t"], b["t"]) < 1', arms).value == pytest.approx(0.5)
-    assert judge_arms('tail_ratio(a["t"], b["t"]) < 1.05', arms).value == pytest.approx(1.2)
-    assert judge_arms('tail_ratio(b["t"], a["t"]) < 1.05', arms).value == pytest.approx(1 / 1.2)
+    # Of five slow steps the slowest is left out: (45 · 1 + 4 · 3) / 49, over 1.
+    assert judge_arms('tail_ratio(a["t"], b["t"]) < 1.05', arms).value == pytest.approx(57 / 49)
+    assert judge_arms('tail_ratio(b["t"], a["t"]) < 1.05', arms).value == pytest.approx(49 / 57)
+
+
+def test_one_slow_step_is_no_tail() -> None:
+    arms = {"a": {"t": [1.0, 90.0, 1.0, 1.0]}, "b": {"t": [2.0] * 4}}
+    assert judge_arms('tail_ratio(a["t"], b["t"]) < 1.05', arms).value == pytest.approx(1.0)
     with pytest.raises(DataError, match='"y" is not at step 1'):
-        functions.tail_ratio(series("x", [1.0]), series("y", [0.0]))
+        functions.tail_ratio(series("x", [1.0, 1.0]), series("y", [0.0, 1.0]))
+    with pytest.raises(DataError, match="needs two values"):
+        functions.tail_ratio(series("x", [1.0]), series("y", [1.0]))
 
 
 def test_peak_ratio_counts_blocks_of_2_mib_and_needs_no_equal_steps() -> None:

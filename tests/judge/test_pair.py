@@ -17,7 +17,7 @@ from lora_suite.judge.run import judge_run
 from lora_suite.judge.verdict import PairVerdict, RunVerdict
 from lora_suite.launch.record import Ended
 from lora_suite.plan.model import Difference, Pair
-from tests.judge.helpers import DONE, FULL, LORA, Damage, make_case, make_pair, planned, write_run
+from tests.judge.helpers import DONE, FULL, LORA, RATIO, Damage, make_case, make_pair, planned, write_run
 
 FULL_TIMES = (0.100, 0.102, 0.099, 0.101)
 LORA_TIMES = (0.070, 0.0705, 0.0695, 0.070)
@@ -81,7 +81,8 @@ class TestRatio:
         verdict = judged(tmp_path)
         logs = [math.log(a / b) for a, b in zip(LORA_TIMES, FULL_TIMES, strict=True)]
         theirs = stats.ttest_1samp(logs, 0.0).confidence_interval(0.95)
-        (check,) = verdict.checks
+        check, tail = verdict.checks
+        assert tail.expression == RATIO.replace("ratio", "tail_ratio").replace("0.8", "1.05")
         assert check.effect is not None
         assert check.effect.estimate == pytest.approx(math.exp(statistics.fmean(logs)))
         assert (check.effect.low, check.effect.high) == pytest.approx(
