@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from lora_suite.train.lora.operation import Part, adapted_linears
 from lora_suite.train.lora.spec import LoraSpec
 from lora_suite.train.topology import Axis
 
@@ -71,27 +72,54 @@ class Adapter(nn.Module):
         return whole if dim is None else whole.chunk(self.tp.size, dim)[self.tp.index]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """scale · dropout(x·Aᵀ)·Bᵀ for x [..., in (this rank's part)]; [..., out (this rank's part)]."""
+        """scale · dropout(x·Aᵀ)·Bᵀ for x [..., in (this rank's part)]; [..., out (this rank's part)].
+
+        For linears whose own product is not ours to make; `beside` makes both.
+        """
         spec = self.spec
         if spec.dropout_position == "pre":
-            x = self._dropout(x, shard=self.placement == "row")
+            x = self._dropped(x, self._keep(x, x.shape[-1], shard=self.placement == "row"))
         update = functional.linear(functional.linear(x, self.a), self.b) * spec.scale
         if spec.dropout_position == "post":
-            update = self._dropout(update, shard=self.placement == "column")
+            keep = self._keep(update, update.shape[-1], shard=self.placement == "column")
+            update = self._dropped(update, keep)
         return update
 
-    def _dropout(self, x: torch.Tensor, shard: bool) -> torch.Tensor:
-        """Inverted dropout with the adapter's own generator.
+    def beside(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x·Wᵀ + bias + this adapter's part, as one operation (this rank's part of it all).
 
-        Tensor-parallel ranks must draw equal masks where x is replicated and different ones where it is a
-        shard. The generator is equally seeded on all of them, so a shard takes its slice of the whole mask.
-        For `post` in a row-parallel linear the equal mask on every partial sum drops the sum's elements.
+        weight [out, in] and bias [out] are frozen. Gradients of A and B go straight into the bank's buffer.
+        An adapter that multiplies in another dtype than the linear does so beside it.
+        """
+        if self.a.dtype != weight.dtype:
+            update: torch.Tensor = self(x.to(self.a.dtype))
+            return functional.linear(x, weight, bias) + update.to(x.dtype)
+        spec, column = self.spec, self.placement == "column"
+        keep_input = keep_output = None
+        if spec.dropout_position == "pre":
+            keep_input = self._keep(x, x.shape[-1], shard=self.placement == "row")
+        else:
+            keep_output = self._keep(x, weight.shape[0], shard=column)
+        dropping = keep_input is not None or keep_output is not None
+        part = Part(weight, bias, self.b, keep_input, keep_output)
+        scale = spec.scale / (1.0 - spec.dropout) if dropping else spec.scale
+        (y,) = adapted_linears(x, self.a, [part], scale, accumulate=self.a.grad is not None)
+        return y
+
+    def _keep(self, x: torch.Tensor, channels: int, shard: bool) -> torch.Tensor | None:
+        """Which of [..., channels] elements dropout leaves, for rows like x's; None where it drops nothing.
+
+        Tensor-parallel ranks must draw equal masks where values are replicated and different ones where they
+        are shards. The generator is equally seeded on all of them, so a shard takes its slice of the whole
+        mask. For `post` in a row-parallel linear equal masks on all partial sums drop the sum's elements.
         """
         spec = self.spec
         if not self.training or spec.dropout == 0.0:
-            return x
-        whole = (*x.shape[:-1], x.shape[-1] * (self.tp.size if shard else 1))
+            return None
+        whole = (*x.shape[:-1], channels * (self.tp.size if shard else 1))
         keep = torch.rand(whole, device=x.device, generator=self.generator) >= spec.dropout
-        if shard:
-            keep = keep.chunk(self.tp.size, -1)[self.tp.index]
-        return x * keep / (1.0 - spec.dropout)
+        return keep.chunk(self.tp.size, -1)[self.tp.index] if shard else keep
+
+    def _dropped(self, x: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
+        """Inverted dropout: what is left is scaled up, so that the mean stays."""
+        return x if keep is None else x * keep / (1.0 - self.spec.dropout)

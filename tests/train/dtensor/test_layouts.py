@@ -88,7 +88,7 @@ def test_two_by_two_ranks(tmp_path, lora):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [(), (tp(2),)], ids=["dp2", "tp2"])
+@pytest.mark.parametrize("overrides", [(), (tp(2),), (LORA, tp(2))], ids=["dp2", "tp2", "tp2-lora"])
 def test_tied_head_head_norms_and_biases(tmp_path, overrides):
     """Norms of query and key heads are replicated, but each tp rank sees its own heads only."""
     model = json.loads(TINY.read_text())

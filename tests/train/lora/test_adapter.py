@@ -140,3 +140,25 @@ def test_data_parallel_ranks_draw_different_masks() -> None:
 def test_a_placement_needs_its_axis() -> None:
     with pytest.raises(ValueError, match="adapter q: placement row needs the tensor-parallel axis"):
         Adapter("q", INPUTS, OUTPUTS, spec(), "row")
+
+
+@pytest.mark.parametrize("position", ["pre", "post"])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_beside_a_linear_it_is_the_linear_and_what_it_adds(position: str, dropout: float) -> None:
+    """Linear and adapter as one operation, against both apart, with the same masks."""
+    kind = spec(dropout=dropout, dropout_position=position)
+    apart, together = (Adapter("q", INPUTS, OUTPUTS, kind) for _ in range(2))
+    banks = [bank_of([apart]), bank_of([together])]
+    linear = torch.nn.Linear(INPUTS, OUTPUTS, dtype=torch.float64).requires_grad_(False)
+    xs = [input_tensor().requires_grad_() for _ in range(2)]
+    dy = torch.randn(4, 5, OUTPUTS, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    ys = [
+        linear(xs[0]) + apart(xs[0]),
+        together.beside(xs[1], linear.weight, linear.bias),
+    ]
+    for y in ys:
+        backward(y, dy)
+    torch.testing.assert_close(ys[1], ys[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(xs[1].grad, xs[0].grad, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(banks[1].gradient, banks[0].gradient, rtol=1e-12, atol=1e-12)
+    assert bool(banks[1].gradient.any())

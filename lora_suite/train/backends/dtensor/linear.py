@@ -12,17 +12,17 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Shard
 from lora_suite.train.lora.adapter import Adapter
 
 OUTPUT: dict[str, Placement] = {"column": Shard(-1), "row": Partial()}
-"""What this rank's output of an adapter is: a shard, or a part of a sum."""
+"""What this rank's output is: a shard, or a part of a sum."""
 
 
 class LoraLinear(nn.Linear):
     """y = x·Wᵀ + bias + adapter(x), with `weight` and `bias` named as in the plain linear.
 
-    Under tensor parallelism x and y are DTensors and the adapter computes on this rank's shards. A
-    column-parallel linear sees a replicated x and gives a shard of y; the gradient that its adapter gives
-    back for x is partial like the linear's own, and joins it before the reduction that is there anyway. A
-    row-parallel linear sees a shard of x; its adapter's output is partial and joins the linear's own before
-    its reduction. So adapters add no collective.
+    Linear and adapter are one operation (`lora_suite.train.lora.operation`). Under tensor parallelism x and y
+    are DTensors, and the operation works on this rank's shards. A column-parallel linear sees a replicated x
+    and gives a shard of y; the gradient that it gives back for x is partial, the adapter's part in it, and is
+    reduced where a plain linear's would be. A row-parallel linear sees a shard of x; its output is partial,
+    the adapter's part in it, and is reduced once. So adapters add no collective.
     """
 
     adapter: Adapter
@@ -37,20 +37,21 @@ class LoraLinear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in] to y [..., out]; as the plain linear where the adapter is not enabled."""
-        y = super().forward(x)
-        return y + self._update(x) if self.adapter.enabled else y
-
-    def _update(self, x: torch.Tensor) -> torch.Tensor:
-        """What the adapter adds; for a DTensor, computed on this rank's shards."""
+        adapter = self.adapter
+        if not adapter.enabled:
+            return super().forward(x)
         if not isinstance(x, DTensor):
-            return self._local_update(x)
-        placement = self.adapter.placement
+            return adapter.beside(x, self.weight, self.bias)
+        column = adapter.placement == "column"
         # A shard's gradient is a shard; that of a replicated input is this rank's part of a sum.
-        gradient = [Partial()] if placement == "column" else None
-        update = self._local_update(x.to_local(grad_placements=gradient))
-        return DTensor.from_local(update, x.device_mesh, [OUTPUT[placement]], run_check=False)
+        part = x.to_local(grad_placements=[Partial()] if column else None)
+        # The bias of a row-parallel linear is whole on every rank, so it joins the whole sum.
+        bias = _local(self.bias) if column and self.bias is not None else None
+        local = adapter.beside(part, _local(self.weight), bias)
+        y = DTensor.from_local(local, x.device_mesh, [OUTPUT[adapter.placement]], run_check=False)
+        return y if column or self.bias is None else y + self.bias
 
-    def _local_update(self, x: torch.Tensor) -> torch.Tensor:
-        """The adapter's output in x's dtype, whatever dtype the adapter multiplies in."""
-        update: torch.Tensor = self.adapter(x.to(self.adapter.a.dtype))
-        return update.to(x.dtype)
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a parameter that tensor parallelism has split."""
+    return cast(DTensor, parameter).to_local()
