@@ -16,14 +16,20 @@ from lora_suite.plan.model import BaseCase, PlannedRun
 from lora_suite.report.terminal import STYLES
 
 _NAME_WIDTH = 38
+WARMUP = "warm-up"
+"""What stands in place of the number of a run that is discarded."""
 
 
 class LiveView:
-    """Shows run i of n, its case, step, loss and time left. Use as a context manager."""
+    """Shows run i of n, its case, step, loss, its time left and the suite's. Use as a context manager.
 
-    def __init__(self, console: Console, runs: int) -> None:
+    at_most: the suite may end with fewer runs than `runs`.
+    """
+
+    def __init__(self, console: Console, runs: int, *, at_most: bool = False) -> None:
         self._console = console
-        self._runs = runs
+        self._runs = f"≤{runs}" if at_most else f"{runs}"
+        self._left = ""
         self._number = 0
         self._bar = Progress(
             TextColumn("{task.fields[place]}", markup=False),
@@ -48,10 +54,11 @@ class LiveView:
         with contextlib.suppress(OSError):
             self._bar.stop()
 
-    def begin(self, planned: PlannedRun, case: BaseCase) -> None:
-        """Show that the next run has started."""
+    def begin(self, planned: PlannedRun, case: BaseCase, seconds_left: float | None = None) -> None:
+        """Show that the next run has started; with it and those after it so many seconds are left."""
         self._number += 1
-        place = f"{self._number}/{self._runs} {planned.case} {planned.repeat}"
+        self._left = f", suite {_minutes(seconds_left)}" if seconds_left is not None else ""
+        place = f"{self._number}/{self._runs} {planned.case} {planned.repeat or WARMUP}"
         self._bar.reset(self._task, total=case.steps, place=place, look="starting")
 
     def look(self, look: Look | None, last_line: str) -> None:
@@ -59,7 +66,7 @@ class LiveView:
         if look is None or look.step == 0:
             self._bar.update(self._task, look=last_line[-_NAME_WIDTH:])
             return
-        self._bar.update(self._task, completed=look.step, total=look.steps, look=_words(look))
+        self._bar.update(self._task, completed=look.step, total=look.steps, look=_words(look) + self._left)
 
     def end(self, verdict: RunVerdict) -> None:
         """Leave one line of a finished run behind."""
@@ -67,7 +74,8 @@ class LiveView:
         line = Text.assemble(
             f"{self._number}/{self._runs} ",
             (verdict.state, STYLES[verdict.state]),
-            f" {verdict.case} {verdict.repeat}: {verdict.steps_done}/{verdict.steps_planned} steps{seconds}",
+            f" {verdict.case} {verdict.repeat or WARMUP}: ",
+            f"{verdict.steps_done}/{verdict.steps_planned} steps{seconds}",
         )
         first = verdict.message.partition("\n")[0]
         if first:
@@ -75,6 +83,10 @@ class LiveView:
         # The suite goes on where nobody watches any more: a closed pipe, a lost terminal.
         with contextlib.suppress(OSError):
             self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min left" if seconds >= 90 else f"{seconds:.0f} s left"
 
 
 def _words(look: Look) -> str:

@@ -38,7 +38,8 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield "runs, in this order:"
     for number, run in enumerate(plan.runs, 1):
         place = f"  {run.pair}, arm {run.arm}" if run.pair else ""
-        yield f"  {number:3} {run.case} run {run.repeat}{place}"
+        name = f"{run.case} run {run.repeat}" if not run.discarded else f"{run.case} warm-up, discarded"
+        yield f"  {number:3} {name}{place}"
     yield "cases:"
     for case in plan.cases.values():
         yield from _case_lines(case, sum(run.case == case.stem for run in plan.runs))
@@ -46,9 +47,14 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         yield "pairs:"
     for pair in plan.pairs:
         yield from _pair_lines(pair, plan)
-    minutes = sum(plan.cases[run.case].minutes for run in plan.runs)
     budget = f" of {plan.budget_gpu_hours:g} allowed" if plan.budget_gpu_hours is not None else ""
-    yield f"at most {minutes:g} minutes and {plan.gpu_hours:.4g} GPU-hours{budget}, in {len(plan.runs)} runs"
+    cost = f"{plan.minutes:g} minutes and {plan.gpu_hours:.4g} GPU-hours{budget}"
+    yield f"at most {cost}, in {len(plan.runs)} runs"
+    if any(pair.looks for pair in plan.pairs):
+        yield (
+            f"that is the worst case: a pair ends at the first look that decides it, and after "
+            f"{plan.budget_minutes:g} minutes nothing is begun"
+        )
 
 
 def _case_lines(case: AnyCase, runs: int) -> Iterator[str]:
@@ -78,7 +84,10 @@ def _conditions(check: DeclaredCheck) -> str:
 
 def _pair_lines(pair: Pair, plan: Plan) -> Iterator[str]:
     arms = ", ".join(f"{arm} = {case}" for arm, case in pair.arms.items())
-    yield f"  {pair.name}: {arms}; {pair.repeats} repeats{', reusing runs' if pair.reuse else ''}"
+    number = f"{pair.repeats} repeats"
+    if pair.looks:
+        number = f"looks after {', '.join(map(str, pair.looks))} repeats"
+    yield f"  {pair.name}: {arms}; {number}{', reusing runs' if pair.reuse else ''}"
     for check in pair.checks:
         yield f"    {check}"
     first, *others = pair.arms

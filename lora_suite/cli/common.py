@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import click
 
@@ -23,6 +24,25 @@ RESULTS = click.option(
     help="Folder for results.",
 )
 
+
+class Minutes(click.ParamType):
+    """A time as people write it, `90s`, `20m` or `1.5h`, in minutes."""
+
+    name = "time"
+    _UNITS: ClassVar[dict[str, float]] = {"s": 1 / 60, "m": 1.0, "h": 60.0}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return minutes; fails for what is no time above 0."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", str(value))
+        minutes = float(match[1]) * self._UNITS[match[2]] if match else 0.0
+        if minutes <= 0.0:
+            self.fail(f"{value!r} is no time above 0, as 90s, 20m or 1.5h", param, ctx)
+        return minutes
+
+
+BUDGET = click.option(
+    "--budget", type=Minutes(), metavar="TIME", help="Repeat pairs until they are decided or this is over."
+)
 PROFILE = click.option(
     "--profile", is_flag=True, help="Repeat the last step under torch's profiler, for `explain`."
 )

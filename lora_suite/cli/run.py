@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from lora_suite.cli.common import PROFILE, PROFILING, RESULTS, SELECT, leave
+from lora_suite.cli.common import BUDGET, PROFILE, PROFILING, RESULTS, SELECT, leave
 
 
 @click.command()
@@ -16,6 +16,7 @@ from lora_suite.cli.common import PROFILE, PROFILING, RESULTS, SELECT, leave
 @SELECT
 @click.option("--plan", "plan_only", is_flag=True, help="Print what would run and its cost; run nothing.")
 @click.option("--repeats", type=click.IntRange(min=1), help="Runs of every arm, in place of the suite's.")
+@BUDGET
 @RESULTS
 @click.option("--keep", is_flag=True, help="Keep checkpoints of runs that passed.")
 @PROFILE
@@ -28,6 +29,7 @@ def run(
     select: str | None,
     plan_only: bool,
     repeats: int | None,
+    budget: float | None,
     results: Path,
     keep: bool,
     profile: bool,
@@ -45,6 +47,7 @@ def run(
     Examples:
       lora-suite run suites/smoke.yaml
       lora-suite run suites/llama_8b_1n8g.yaml --plan
+      lora-suite run suites/llama_1b_1n1g.yaml --budget 20m
       lora-suite run suites/smoke.yaml -k fsdp2 --arm lora:debug.faults.slow_step=3.0
     """
     from lora_suite.campaign.run import Request, run_suite
@@ -57,6 +60,7 @@ def run(
         repeats=repeats,
         results=results,
         keep=keep,
+        budget_minutes=budget,
     )
     if plan_only:
         from lora_suite.campaign.preview import preview

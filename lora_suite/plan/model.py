@@ -270,9 +270,9 @@ class Plan:
 
     @property
     def minutes(self) -> float:
-        """Upper bound of its wall-clock time: the minutes of every run, or the budget and the longest run.
+        """Upper bound of its wall-clock time: the minutes of every run, or the budget and what it cannot cut.
 
-        Within a budget no run is started once it is over, and a run that was started may end.
+        Nothing is begun once a budget is over. What was begun may end: a run, or two repeats of a pair.
         """
         return float(self._minutes)
 
@@ -290,7 +290,8 @@ class Plan:
 
     @property
     def _minutes(self) -> Fraction:
-        longest = [Fraction(str(self.cases[run.case].minutes)) for run in self.runs]
-        if self.budget_minutes is None or not longest:
-            return sum(longest, Fraction())
-        return min(sum(longest, Fraction()), Fraction(str(self.budget_minutes)) + max(longest))
+        each = [Fraction(str(self.cases[run.case].minutes)) for run in self.runs]
+        if self.budget_minutes is None or not each:
+            return sum(each, Fraction())
+        begun = max([2 * len(pair.arms) for pair in self.pairs if pair.looks], default=1)
+        return min(sum(each, Fraction()), Fraction(str(self.budget_minutes)) + begun * max(each))

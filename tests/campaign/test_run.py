@@ -292,6 +292,7 @@ def test_the_request_reaches_the_plan(monkeypatch, tmp_path):
         arm_overrides=("lora:a=1",),
         select="fsdp2",
         repeats=2,
+        budget_minutes=20.0,
         results=tmp_path,
     )
     run_suite(request, FakeLauncher(), console())
@@ -301,6 +302,7 @@ def test_the_request_reaches_the_plan(monkeypatch, tmp_path):
         "arm_overrides": ("lora:a=1",),
         "select": "fsdp2",
         "repeats": 2,
+        "budget_minutes": 20.0,
     }
 
 
