@@ -152,9 +152,10 @@ def _unavailable(recipe: Recipe) -> Iterator[Problem]:
     else:
         table += [
             (
-                megatron.lora_cfg.a2a_experimental,
+                megatron.lora_cfg.a2a_experimental and not megatron.sequence_parallel,
                 "policy.megatron_cfg.lora_cfg.a2a_experimental",
-                "no all-to-all path: adapters join the layer's own reduction and need none (set false)",
+                "exchanges channels for a slice of the sequence, which is whole without sequence parallelism "
+                "(set policy.megatron_cfg.sequence_parallel=true, or false here)",
             ),
             (
                 megatron.context_parallel_size > 1,

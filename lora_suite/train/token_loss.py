@@ -31,7 +31,7 @@ def token_loss_sum(logits: torch.Tensor, labels: torch.Tensor, vocabulary: Axis 
 
 
 class _TokenLossSum(torch.autograd.Function):
-    """logits [tokens, part of the vocabulary], labels [tokens] to the sum of logsumexp(logits) - logits[label].
+    """logits [tokens, part of the vocabulary], labels [tokens] to Σ logsumexp(logits) - logits[label].
 
     The gradient is softmax(logits) - onehot(label) at supervised tokens and zero elsewhere, from the saved
     logits and the logsumexp over the whole vocabulary.

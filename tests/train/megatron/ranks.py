@@ -21,8 +21,8 @@ from lora_suite.train.batch import IGNORED, MicroBatch
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 FULL = RECIPES / "sft-tiny-llama-1n2c-megatron-tp2.yaml"
 LORA = RECIPES / "sft-tiny-llama-1n2c-megatron-tp2-lora.yaml"
-LEARNING_RATE, MAX_NORM, STEPS = 1e-2, 1.0, 3
-# Float64, so that differences are no rounding of sums (token losses and rotary tables stay float32).
+LEARNING_RATE, MAX_NORM, STEPS = 1e-2, 1.0, 10
+# Float64, so that differences are no rounding of sums (rotary tables stay float32 everywhere).
 # A large eps, so that Adam's first step is no mere sign: it would make noise of the smallest gradients.
 OPTIMIZER = (
     "policy.precision=float64",
@@ -132,6 +132,31 @@ def factors(backend: Any, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
+def whole(ranks: Sequence[dict[str, Any]], what: str) -> dict[str, torch.Tensor]:
+    """Factors over tensor parallel ranks, joined along the dim in which their shapes are cut.
+
+    ranks: what each rank says of one layout, with `tp` (index and size) and the keys that are `replicated`.
+    """
+    if ranks[0]["tp"][1] == 1:
+        return {key: value for rank in ranks for key, value in rank[what].items()}
+    joined = {}
+    for key, value in ranks[0][what].items():
+        dim = 0 if key.endswith(".b") else 1
+        if key not in ranks[0]["replicated"]:
+            value = torch.cat([rank[what][key] for rank in ranks], dim)
+            if key.endswith("linear_fc1.b"):  # gate and up of rank 0, gate and up of rank 1
+                value = value.view(2, 2, -1, value.shape[1]).transpose(0, 1).reshape(value.shape)
+        joined[key] = value
+    return joined
+
+
+def placement(backend: Any) -> dict[str, Any]:
+    """What `whole` must know of this rank."""
+    bank, tp = backend.bank, backend.topology.tp
+    replicated = [slot.key for slot in bank.slots if slot.stop <= bank.replicated]
+    return {"tp": (tp.index, tp.size), "replicated": replicated}
+
+
 def train_adapters(layouts: dict[str, tuple[str, ...]]) -> dict[str, dict[str, Any]]:
     """A few steps of LoRA in each layout, with everything that could differ."""
     results = {}
@@ -151,8 +176,7 @@ def train_adapters(layouts: dict[str, tuple[str, ...]]) -> dict[str, dict[str, A
         updated = factors(backend, bank.master)
         curve = [(float(loss) / tokens, float(norm)), *(one_step(backend) for _ in range(STEPS - 1))]
         results[name] = {
-            "tp": (backend.topology.tp.index, backend.topology.tp.size),
-            "replicated": [slot.key for slot in bank.slots if slot.stop <= bank.replicated],
+            **placement(backend),
             "count": backend.trainable_parameters(),
             "frozen equal": backend.frozen_fingerprint() == frozen,
             "first": first,

@@ -11,6 +11,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from lora_suite.blueprint.shape import ModelShape, read_shape
 from lora_suite.train.batch import IGNORED, MicroBatch
@@ -30,9 +31,15 @@ def shape() -> ModelShape:
 
 
 def tiny_llama() -> LlamaForCausalLM:
-    """transformers' own tiny Llama with the first weights."""
+    """transformers' own tiny Llama with the first weights, in float64.
+
+    Its norms compute in float32 even then, so torch's take their place.
+    """
     config = json.loads(CONFIG.read_text())
     model = LlamaForCausalLM(LlamaConfig(**config))
+    for name, module in list(model.named_modules()):
+        if isinstance(module, LlamaRMSNorm):
+            model.set_submodule(name, torch.nn.RMSNorm(module.weight.shape, module.variance_epsilon))
     weights = hf_tensors(shape(), config["initializer_range"], SEED, torch.float64, torch.device("cpu"))
     model.double().load_state_dict(dict(weights))
     return model

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import ColumnParallelLinear
 
 from lora_suite.blueprint.shape import ModelShape
 from lora_suite.blueprint.targets import AdapterSite
-from lora_suite.train.backends.megatron.lora import AdapterGroup, LoraColumnParallelLinear
+from lora_suite.train.backends.megatron.lora import (
+    AdapterGroup,
+    ExchangedAdapter,
+    GatedAdapter,
+    LoraColumnParallelLinear,
+)
 from lora_suite.train.backends.megatron.weights import LAYER_LINEARS
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.spec import LoraSpec
@@ -26,21 +30,17 @@ from lora_suite.train.topology import Axis
 HEAD_NAMES = ("lm_head", "output_layer")
 
 
-class GatedAdapter(Adapter):
-    """The one adapter of a fused gate/up linear. Whole B is [gate; up]; a rank holds its rows of both."""
-
-    def local_part(self, factor: str, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a whole factor."""
-        if self.sharded_dim(factor) != 0:
-            return super().local_part(factor, whole)
-        return torch.cat([half.chunk(self.tp.size)[self.tp.index] for half in whole.chunk(2)])
-
-
 class Attacher:
-    """Creates adapters and hangs them into one stage of a model."""
+    """Creates adapters and hangs them into one stage of a model.
 
-    def __init__(self, sites: Sequence[AdapterSite], spec: LoraSpec, shape: ModelShape, tp: Axis) -> None:
+    exchanged: adapters of row-parallel linears are `ExchangedAdapter`s.
+    """
+
+    def __init__(
+        self, sites: Sequence[AdapterSite], spec: LoraSpec, shape: ModelShape, tp: Axis, exchanged: bool
+    ) -> None:
         self.sites = {site.name: site for site in sites}
+        self.row_kind = ExchangedAdapter if exchanged else Adapter
         self.spec = spec
         self.shape = shape
         self.tp = tp
@@ -63,8 +63,7 @@ class Attacher:
         """The adapters of one Megatron linear; None if the blueprint has none for it."""
         fused = self.sites.get(f"decoder.layers.{layer}.{path}")
         if fused is not None:
-            kind = GatedAdapter if path == "mlp.linear_fc1" else Adapter
-            return self._alone(self._adapter(fused, path, kind))
+            return self._alone(self._adapter(fused, path))
         sites = [self.sites.get(f"model.layers.{layer}.{part}") for part in parts]
         adapters = {
             position: self._adapter(site, path) for position, site in enumerate(sites) if site is not None
@@ -75,8 +74,10 @@ class Attacher:
             return self._alone(adapters[0])
         return AdapterGroup(self._widths(path), self._alternations(path), adapters)
 
-    def _adapter(self, site: AdapterSite, path: str, kind: type[Adapter] = Adapter) -> Adapter:
+    def _adapter(self, site: AdapterSite, path: str) -> Adapter:
+        """The adapter of a site; `path` is of the Megatron linear that holds it."""
         row = path in ("self_attention.linear_proj", "mlp.linear_fc2")
+        kind = self.row_kind if row else GatedAdapter if site.kind == "linear_fc1" else Adapter
         return kind(
             site.name, site.in_features, site.out_features, self.spec, "row" if row else "column", self.tp
         )

@@ -65,8 +65,12 @@ class MegatronBackend:
                 micro_batch_size=rows,
                 forward_only=forward_only,
             )
-        total = torch.stack(losses).sum() if losses else torch.zeros((), device=self.topology.device)
-        return self.topology.pp.sum(total)
+        return self.topology.pp.sum(torch.stack(losses).sum() if losses else self._no_loss())
+
+    def _no_loss(self) -> torch.Tensor:
+        """Zero in the dtype of a loss, which is `token_loss_sum`'s."""
+        dtype = torch.promote_types(self.model.config.params_dtype, torch.float32)
+        return torch.zeros((), dtype=dtype, device=self.topology.device)
 
     def _on_device(self) -> AbstractContextManager[None]:
         return without_cuda() if self.topology.device.type == "cpu" else nullcontext()
@@ -105,7 +109,7 @@ class MegatronBackend:
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
         """Summed token loss of this data parallel rank's rows, dropout off."""
         if not batches:
-            return torch.zeros((), device=self.topology.device)
+            return self._no_loss()
         self.model.eval()
         with torch.no_grad():
             return self._run(batches, 1, forward_only=True)
@@ -171,7 +175,7 @@ def _loss(
     """From logits [rows, length, part of the vocabulary] to what megatron-core's schedule wants of a loss.
 
     That is this micro batch's part of the mean loss, its supervised tokens, and what is reported: its summed
-    loss. megatron-core's own token losses are float32 in every precision; these are float64 in a float64 model.
+    loss. megatron-core's own token losses are float32 in every precision, these float64 in a float64 model.
     """
     summed = token_loss_sum(logits, labels, vocabulary)
     return summed / global_tokens, (labels != IGNORED).sum(), summed.detach()

@@ -65,7 +65,9 @@ def build_backend(
         ShardMap(architecture.shape, topology.tp).load(model, first_layer, fetch)
         if policy.lora.enabled:
             spec = LoraSpec.from_config(parallel.lora_cfg, recipe.sft.seed)
-            adapters = Attacher(blueprint.adapters, spec, architecture.shape, topology.tp).attach(model)
+            exchanged = parallel.lora_cfg.a2a_experimental
+            attacher = Attacher(blueprint.adapters, spec, architecture.shape, topology.tp, exchanged)
+            adapters = attacher.attach(model)
             return _for_adapters(model, adapters, parallel, topology, dtype)
         return _for_all_weights(model, parallel, topology, dtype)
 
