@@ -43,7 +43,7 @@ SMALLEST_DIFFERENCE = 0.01
 class CurveVerdict:
     """What two curves are to each other.
 
-    tier: the narrowest that holds, `apart` where none does. state: FAIL where they are apart. largest, offset:
+    tier: the narrowest that holds, `apart` where none does. state: FAIL where apart. largest, offset:
     max |q_i| with its step, and mean q_i; None where the curves could not be compared step by step.
     """
 

@@ -2,10 +2,10 @@
 """Peak memory against a reference: one run each is enough.
 
 What an allocator handed out at most is the same in every run of a program on one machine, so it needs no
-repeats and no interval: two peaks are equal where they are the same number of 2 MiB blocks, the smallest piece
-in which PyTorch's CUDA allocator asks for memory. A change of half a percent at most is told, a larger growth
-fails. This holds for allocated memory on a GPU; what a process or a driver reports moves by itself, and
-belongs behind a limit of its own.
+repeats and no interval: two peaks are equal where they are the same number of 2 MiB blocks, the smallest
+piece in which PyTorch's CUDA allocator asks for memory. A change of half a percent at most is told, a larger
+growth fails. This holds for allocated memory on a GPU; what a process or a driver reports moves by itself,
+and belongs behind a limit of its own.
 """
 
 from __future__ import annotations
