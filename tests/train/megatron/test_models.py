@@ -31,8 +31,10 @@ from tests.train.megatron.ranks import (
     layout,
     logits,
     one_step,
+    placement,
     run_ranks,
     supervised,
+    whole,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.train]
@@ -73,6 +75,17 @@ DROPPED = {
     for position in ("pre", "post")
 }
 RECOMPUTED, SEQUENCE = layout(activation_checkpointing="true"), layout(sequence_parallel="true")
+EXCHANGED = layout(**{"lora_cfg.a2a_experimental": "true"})
+# Ways to compute the same thing, under which masks must be the same.
+WAYS = {
+    "canonical": {
+        "tp2": (),
+        "sp": SEQUENCE,
+        "sp recompute": SEQUENCE + RECOMPUTED,
+        "sp a2a": SEQUENCE + EXCHANGED,
+    },
+    "fused": {"tp2": (), "sp a2a recompute": SEQUENCE + EXCHANGED + RECOMPUTED},
+}
 
 
 # Precision, whether the optimizer is distributed, and the layout.
@@ -128,24 +141,25 @@ def refusals() -> dict[str, str]:
 def with_dropout() -> dict[str, Any]:
     """Loss, gradients and validation under dropout, which may not depend on how it is computed."""
     results = {}
-    tokens = supervised(global_batch())
+    batches = global_batch()[:2]
     for position, dropped in DROPPED.items():
-        for name, overrides in {
-            "tp1": SPLITS["tp1"],
-            "tp2": (),
-            "sp": SEQUENCE,
-            "sp recompute": SEQUENCE + RECOMPUTED,
-        }.items():
-            backend = build_layout(LORA, *ADAPTERS, *dropped, *overrides)
-            plain = float(backend.evaluate(global_batch()))
-            loss = float(backend.forward_backward(global_batch(), tokens))
-            results[f"{position} {name}"] = {
-                "index": backend.topology.dp.index,
-                "validation": plain,
-                "loss": loss,
-                "gradients": factors(backend, backend.bank.gradient),
-                "tp": backend.topology.tp.size,
-            }
+        for kind, ways in WAYS.items():
+            for name, overrides in {"tp1": SPLITS["tp1"], **ways}.items():
+                fused = layout(**{"lora_cfg.fused": str(kind == "fused").lower()})
+                backend = build_layout(LORA, *ADAPTERS, *dropped, *fused, *overrides)
+                plain = float(backend.evaluate(batches))
+                loss = float(backend.forward_backward(batches, supervised(batches)))
+                # Without tensor parallelism each rank is a copy of the model of its own: nothing is to be summed.
+                if name != "tp1":
+                    backend.sync_gradients()
+                bank = backend.bank
+                results[f"{position} {kind} {name}"] = {
+                    **placement(backend),
+                    "index": backend.topology.dp.index,
+                    "validation": plain,
+                    "loss": loss,
+                    "gradients": factors(backend, bank.gradient if name == "tp1" else bank.master_gradient),
+                }
     return results
 
 
@@ -279,19 +293,22 @@ def test_two_ranks_train_a_pretrained_model_like_transformers(name, results, mod
         optimizer.zero_grad()
 
 
+@pytest.mark.parametrize("kind", WAYS)
 @pytest.mark.parametrize("position", DROPPED)
-def test_dropout_masks_depend_neither_on_the_split_nor_on_recomputation(position, results):
+def test_dropout_masks_depend_neither_on_the_split_nor_on_recomputation(position, kind, results):
     # In the layout without tensor parallelism rank 0 draws like the only copy of the model in the others.
-    whole = results[0]["dropout"][f"{position} tp1"]
-    assert whole["index"] == 0
-    assert abs(whole["loss"] - whole["validation"]) > 1e-2 * whole["loss"]
-    for name in ("tp2", "sp", "sp recompute"):
-        for rank in results:
-            ours, plain = rank["dropout"][f"{position} {name}"], rank["dropout"][f"{position} tp2"]
-            assert ours["loss"] == pytest.approx(whole["loss"], rel=1e-6)
-            assert ours["validation"] == pytest.approx(whole["validation"], rel=1e-6)
-            for key, gradient in plain["gradients"].items():
-                torch.testing.assert_close(ours["gradients"][key], gradient, rtol=0, atol=1e-6)
+    alone = results[0]["dropout"][f"{position} {kind} tp1"]
+    assert alone["index"] == 0
+    assert abs(alone["loss"] - alone["validation"]) > 1e-3 * alone["loss"]
+    for way in WAYS[kind]:
+        ranks = [rank["dropout"][f"{position} {kind} {way}"] for rank in results]
+        for ours in ranks:
+            assert ours["loss"] == pytest.approx(alone["loss"], rel=1e-11)
+            assert ours["validation"] == pytest.approx(alone["validation"], rel=1e-11)
+        gradients = whole(ranks, "gradients")
+        assert gradients.keys() == alone["gradients"].keys()
+        for key, gradient in alone["gradients"].items():
+            torch.testing.assert_close(gradients[key], gradient, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["full", "full sp", "lora"])
