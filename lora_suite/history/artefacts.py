@@ -183,9 +183,8 @@ def series_name(expression: str) -> str:
     if form is None:
         return expression
     arms = ", ".join(f'{arm}["{metric}"]' for arm, metric in (form.left, form.right))
-    window = (
-        "" if (form.range_start, form.range_end) == (None, 0) else f", {form.range_start}, {form.range_end}"
-    )
+    whole = form.range_start is None and form.range_end == 0
+    window = "" if whole else f", {form.range_start}, {form.range_end}"
     return f"{form.function}({arms}{window})"
 
 

@@ -28,7 +28,7 @@ class Fact(BaseModel):
 
 
 class Trace(Fact):
-    """One metric of one run, step by step; as 32-bit numbers, since the JSON artefact keeps the exact ones."""
+    """One metric of one run, step by step; in 32-bit numbers: the JSON artefact has the exact ones."""
 
     steps: list[int]
     values: list[float]

@@ -19,7 +19,8 @@ PEAK_MEMORY = "memory/peak_allocated_gib"
 SUMMARIES = {"median_step_time": STEP_TIME, "peak_memory_gib": PEAK_MEMORY, "final_loss": LOSS}
 _PHASE = "timing/train/"
 _RATE = "performance/"
-_PAIR = "ratio("
+PAIR = "ratio("
+"""How the name of a pair's series begins."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ _THROUGHPUT = Policy(worse=-1, smallest=0.01, spread=0.001)
 
 def policy_of(metric: str, operator: str = "") -> Policy:
     """The policy of a metric, or of a pair's ratio, whose limit says by its operator what is worse."""
-    if metric.startswith(_PAIR):
+    if metric.startswith(PAIR):
         return _THROUGHPUT if operator.startswith(">") else _TIME
     if metric.startswith("memory/"):
         return _MEMORY

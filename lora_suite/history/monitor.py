@@ -18,16 +18,19 @@ accepted nights, at most 30 of n, which then stays as it is,
     u = (x - c) / (s · f · sqrt(1 + 1/n)), at most 4 either way,   S = max(0, S + u - k),
 
 and the same downwards; alert where S > h and the last five nights lie off by at least the larger of the
-smallest change and 2.25 spreads. Nights are not independent: f = sqrt((1 + r)/(1 - r)) turns their spread into
-that of a mean of many with autocorrelation r (Johnson and Bagshaw, Technometrics 16, 1974). r is taken as at
-least 0.3, and as more where the accepted nights show more. The first bad night is the one after S was last 0,
-Page's estimate. The choice of k and h, and what they do to false alarms and delay, is in docs/history.md.
+smallest change and 2.25 spreads. Nights are not independent: f = sqrt((1 + r)/(1 - r)) turns their spread
+into that of a mean of many with autocorrelation r (Johnson and Bagshaw, Technometrics 16, 1974). r is taken
+as at least 0.3, and as more where the accepted nights show more. The first bad night is, of those since S was
+last 0, the night j from which on the deviations d from c stand out most: the largest (d_j + … + d_t)² /
+(t-j+1), the likelihood of a step whose size is not known. The choice of k and h, and what they do to false
+alarms and delay, is in docs/history.md.
 
-An improvement that five nights and the CUSUM confirm becomes the reference by itself; a regression never does.
+An improvement that five nights and the CUSUM confirm becomes the reference by itself, a regression never.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -269,7 +272,7 @@ class _Monitor:
     def _autocorrelation(self) -> float:
         residuals = self._residuals()
         squares = math.fsum(each * each for each in residuals)
-        products = math.fsum(a * b for a, b in zip(residuals, residuals[1:], strict=False))
+        products = math.fsum(a * b for a, b in itertools.pairwise(residuals))
         seen = products / squares if squares > 0 else 0.0
         nights = len(residuals)
         shrunk = (nights * seen + _PRIOR_NIGHTS * AUTOCORRELATION) / (nights + _PRIOR_NIGHTS)

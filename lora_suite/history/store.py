@@ -65,8 +65,8 @@ class Store:
     def sessions(self) -> list[SessionRow]:
         """All suite runs, oldest first."""
         rows = self.query(
-            "SELECT id, suite, started, exit_code, (SELECT count(*) FROM run WHERE session = session.id), folder "
-            "FROM session ORDER BY started, id"
+            "SELECT id, suite, started, exit_code, "
+            "(SELECT count(*) FROM run WHERE session = session.id), folder FROM session ORDER BY started, id"
         )
         return [SessionRow(*row) for row in rows]
 
