@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure renderers of the Verdict model: terminal, JUnit."""
+"""Pure renderers of the Verdict model: terminal, page, Markdown, JUnit, annotations."""

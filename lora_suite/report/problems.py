@@ -3,21 +3,38 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from check_metrics import ExpressionError, parse
 from check_metrics.series import describe_steps
-from lora_suite.judge.verdict import RunVerdict, State, SuiteVerdict
+from lora_suite.judge.verdict import (
+    CheckVerdict,
+    PairCheckVerdict,
+    PairVerdict,
+    RunVerdict,
+    State,
+    SuiteVerdict,
+)
+from lora_suite.report.evidence import Evidence, of_pair_check, of_run_check, pair_form
+
+_NO_SLUG = re.compile(r"[^a-z0-9.]+")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is not PASS: where, and why (several lines where a log's end is quoted)."""
+    """One thing that is not PASS: where, and why (several lines where a log's end is quoted).
+
+    anchor: its place in the page. source: file:line of the limit, where known.
+    """
 
     state: State
     place: str
     message: str
+    anchor: str
+    source: str = ""
+    evidence: Evidence = field(default_factory=Evidence)
 
 
 def problems(verdict: SuiteVerdict, *, brief: bool) -> list[Problem]:
@@ -30,15 +47,12 @@ def problems(verdict: SuiteVerdict, *, brief: bool) -> list[Problem]:
     groups: dict[object, list[_RunProblem]] = {}
     for position, problem in enumerate(found):
         groups.setdefault(problem.group if brief else position, []).append(problem)
-    return [*(_merged(group) for group in groups.values()), *_pair_problems(verdict, brief)]
+    return [*(_merged(verdict, group) for group in groups.values()), *_pair_problems(verdict, brief)]
 
 
 def short_name(expression: str) -> str:
     """A pair check in few words: `lora/full step_time`, `train/loss max_rel_diff`; other forms in full."""
-    try:
-        form = parse(expression).pair
-    except ExpressionError:
-        return expression
+    form = pair_form(expression)
     if form is None:
         return expression
     metrics = dict.fromkeys(name.removeprefix("timing/train/") for _, name in (form.left, form.right))
@@ -47,43 +61,101 @@ def short_name(expression: str) -> str:
     return f"{' '.join(metrics)} {form.function}"
 
 
+def health_flags(runs: Sequence[RunVerdict]) -> list[tuple[str, str]]:
+    """What was wrong with the machine: each flag once a case, with the runs that had it."""
+    flagged: dict[tuple[str, str], list[int]] = {}
+    for run in runs:
+        for flag in run.health:
+            flagged.setdefault((run.case, flag), []).append(run.repeat)
+    return [
+        (f"{case} run {describe_steps(sorted(set(repeats)))}", flag)
+        for (case, flag), repeats in flagged.items()
+    ]
+
+
+def case_anchor(case: str) -> str:
+    """Where a page shows a case: its runs, its checks, its history."""
+    return _anchor("case", case)
+
+
+def pair_anchor(pair: str) -> str:
+    """Where a page shows a pair."""
+    return _anchor("pair", pair)
+
+
+def run_anchor(run: RunVerdict) -> str:
+    """Where a page shows what became of one run."""
+    return _anchor("run", run.case, str(run.repeat))
+
+
+def check_anchor(place: str, check: str) -> str:
+    """Where a page shows a check of a case (all its repeats) or of a pair."""
+    return _anchor("check", place, check)
+
+
+def _anchor(kind: str, *names: str) -> str:
+    """A readable id that differs wherever the names do."""
+    digest = hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    words = _NO_SLUG.sub("-", " ".join(names).lower()).strip("-")[:60]
+    return f"{kind}-{words}-{digest}"
+
+
 @dataclass(frozen=True)
 class _RunProblem:
-    """A problem of one run: `name` is the check's, empty for the run itself."""
+    """A problem of one run: of the run itself, or of one of its checks."""
 
     run: RunVerdict
     state: State
-    name: str
     message: str
+    check: CheckVerdict | None = None
 
     @property
     def group(self) -> tuple[str, State, str]:
         """What problems of several repeats have in common; runs that broke differently have nothing."""
-        return self.run.case, self.state, self.name or self.message.partition("\n")[0]
+        return self.run.case, self.state, self.check.name if self.check else self.message.partition("\n")[0]
 
 
 def _run_problems(verdict: SuiteVerdict) -> Iterator[_RunProblem]:
     for run in verdict.runs:
         if run.own_state != "PASS":
-            yield _RunProblem(run, run.own_state, "", run.message)
+            yield _RunProblem(run, run.own_state, run.message)
         for check in run.checks:
             if check.state != "PASS":
                 seen = f"{check.value}, " if check.value and check.kind == "check" else ""
-                yield _RunProblem(run, check.state, check.name, f"{seen}{check.message}")
+                yield _RunProblem(run, check.state, f"{seen}{check.message}", check)
 
 
-def _merged(group: Sequence[_RunProblem]) -> Problem:
+def _merged(verdict: SuiteVerdict, group: Sequence[_RunProblem]) -> Problem:
     first = group[0]
     repeats = describe_steps(sorted({problem.run.repeat for problem in group}))
-    name = f": {first.name}" if first.name else ""
-    return Problem(first.state, f"{first.run.case} run {repeats}{name}", first.message)
+    place, case, check = f"{first.run.case} run {repeats}", first.run.case, first.check
+    if check is None:
+        return Problem(first.state, place, first.message, run_anchor(first.run))
+    return Problem(
+        first.state,
+        f"{place}: {check.name}",
+        first.message,
+        check_anchor(case, check.name),
+        check.source,
+        of_run_check(verdict, case, check),
+    )
 
 
 def _pair_problems(verdict: SuiteVerdict, brief: bool) -> Iterator[Problem]:
     for pair in verdict.pairs:
         if pair.own_state != "PASS":
-            yield Problem(pair.own_state, pair.name, pair.message)
+            yield Problem(pair.own_state, pair.name, pair.message, pair_anchor(pair.name))
         for check in pair.checks:
             if check.state != "PASS":
-                name = short_name(check.expression) if brief else check.expression
-                yield Problem(check.state, f"{pair.name}: {name}", check.message)
+                yield _pair_problem(verdict, pair, check, brief)
+
+
+def _pair_problem(verdict: SuiteVerdict, pair: PairVerdict, check: PairCheckVerdict, brief: bool) -> Problem:
+    name = short_name(check.expression) if brief else check.expression
+    return Problem(
+        check.state,
+        f"{pair.name}: {name}",
+        check.message,
+        check_anchor(pair.name, check.expression),
+        evidence=of_pair_check(verdict, pair, check),
+    )

@@ -8,6 +8,7 @@ is counted); anywhere else, as in a log file, nothing is cut.
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -16,13 +17,17 @@ from rich.table import Table
 from rich.text import Text
 
 from lora_suite.judge.verdict import PairCheckVerdict, PairVerdict, RunVerdict, State, SuiteVerdict, worst
-from lora_suite.report.problems import Problem, problems, short_name
+from lora_suite.report.evidence import Evidence
+from lora_suite.report.glyphs import encodable, in_ascii, interval_bar, sparkline
+from lora_suite.report.problems import Problem, health_flags, problems, short_name
+from lora_suite.report.words import count, duration, outcome, shortened
 
 # Lines that a verdict may take on a terminal, and those that problems get however long the tables are.
 _LINES = 20
 _PROBLEM_LINES = 6
 # Width that no table reaches: where the output is no terminal, nothing is to be cut.
 _UNLIMITED = 10_000
+_INDENT = "     "
 
 # A change so large that its size says no more.
 _MUCH = 10.0
@@ -50,10 +55,16 @@ def render(verdict: SuiteVerdict, console: Console) -> None:
         fixed = sum(table.row_count + 1 for table in tables) + len([*head, *notes, *tail])
         lines = _problem_lines(found, max(_LINES - fixed, _PROBLEM_LINES), console)
     else:
-        lines = [_problem_text(problem, problem.message) for problem in found]
+        lines = [line for problem in found for line in _whole(problem)]
     parts: list[Table | Text] = [*head, *tables, *lines, *notes, *tail]
-    for part in parts:
-        _print(console, part)
+    if encodable(console.encoding):
+        for part in parts:
+            _print(console, part)
+        return
+    with console.capture() as printed:
+        for part in parts:
+            _print(console, part)
+    console.file.write(in_ascii(printed.get()))
 
 
 def _print(console: Console, part: Table | Text) -> None:
@@ -67,14 +78,8 @@ def _print(console: Console, part: Table | Text) -> None:
 
 
 def _headline(verdict: SuiteVerdict) -> str:
-    minutes, seconds = divmod(round(verdict.seconds), 60)
-    took = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-    runs, pairs = _count(len(verdict.runs), "run"), _count(len(verdict.pairs), "pair")
-    return f"{verdict.suite}: {runs}, {pairs}, {took}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    runs, pairs = count(len(verdict.runs), "run"), count(len(verdict.pairs), "pair")
+    return f"{verdict.suite}: {runs}, {pairs}, {duration(verdict.seconds)}"
 
 
 def _table(name: str, *figures: str) -> Table:
@@ -136,7 +141,7 @@ def _effect_cells(check: PairCheckVerdict) -> tuple[str, str, str, str]:
     limit = f"{check.operator} {check.limit:g}" if check.limit is not None else "-"
     effect = check.effect
     if effect is None:
-        return _shortened(check.value), "-", limit, "-"
+        return shortened(check.value), "-", limit, "-"
     detects = _percent(effect.smallest_detectable)
     return f"{effect.estimate:.3f}", f"[{effect.low:.3f}, {effect.high:.3f}]", limit, detects
 
@@ -145,13 +150,6 @@ def _percent(smallest: float | None) -> str:
     if smallest is None:
         return "-"
     return f"≥ {100 * smallest:.1f} %" if smallest < _MUCH else f"> {100 * _MUCH:.0f} %"
-
-
-def _shortened(value: str) -> str:
-    try:
-        return f"{float(value):.3g}"
-    except ValueError:
-        return value or "-"
 
 
 def _problem_lines(found: Sequence[Problem], room: int, console: Console) -> list[Text]:
@@ -171,16 +169,41 @@ def _problem_lines(found: Sequence[Problem], room: int, console: Console) -> lis
 
 
 def _fitted(problem: Problem, room: int, console: Console) -> list[Text]:
-    """A problem in at most `room` lines: what it is, and of a quoted log the end, which says most."""
+    """A problem in at most `room` lines: what, its evidence, and the end of a quoted log, which says most."""
     what, *log = problem.message.splitlines() or [""]
     head = list(_problem_text(problem, what).wrap(console, console.width))
-    if len(head) > room:
-        head = head[:room]
+    beside = _evidence_lines(problem.evidence, console.width)[: room - 1]
+    room_for_words = room - len(beside)
+    if len(head) > room_for_words:
+        head = head[:room_for_words]
         head[-1].rstrip()
         head[-1].truncate(console.width - 2)
         head[-1].append(" …")
     tail = [Text(line) for line in log]
-    return [*head, *tail[max(len(tail) - (room - len(head)), 0) :]]
+    return [*head, *beside, *tail[max(len(tail) - (room_for_words - len(head)), 0) :]]
+
+
+def _whole(problem: Problem) -> list[Text]:
+    """A problem uncut, for what is no terminal."""
+    return [_problem_text(problem, problem.message), *_evidence_lines(problem.evidence, _UNLIMITED)]
+
+
+def _evidence_lines(evidence: Evidence, width: int) -> list[Text]:
+    """Before → after, the interval against the limit, the last nights, the cause."""
+    pieces = [evidence.change]
+    if evidence.effect is not None and evidence.limit is not None:
+        pieces.append(interval_bar(evidence.effect, evidence.limit))
+    if evidence.nights:
+        pieces.append(sparkline(evidence.nights))
+    lines: list[str] = []
+    for piece in filter(None, pieces):
+        if lines and len(_INDENT + lines[-1]) + 2 + len(piece) <= width:
+            lines[-1] += f"  {piece}"
+        else:
+            lines.append(piece)
+    if evidence.cause:
+        lines += textwrap.wrap(f"cause: {evidence.cause}", width - len(_INDENT))
+    return [Text(_INDENT + line, style="dim") for line in lines]
 
 
 def _problem_text(problem: Problem, message: str) -> Text:
@@ -189,9 +212,14 @@ def _problem_text(problem: Problem, message: str) -> Text:
 
 def _notes(verdict: SuiteVerdict, *, terminal: bool) -> list[Text]:
     notes = [f"note: {pair.name}: {note}" for pair in verdict.pairs for note in pair.notes]
+    notes += [f"note: {each.case}: {each.metric}: {each.alert}" for each in verdict.history if each.alert]
+    flags = [f"{place}: {flag}" for place, flag in health_flags(verdict.runs)]
+    if terminal and len(flags) > 1:
+        flags = [f"{flags[0]} (and {len(flags) - 1} more in verdict.json)"]
+    notes += [f"note: {flag}" for flag in flags]
     skipped = dict.fromkeys((run.case, check) for run in verdict.runs for check in run.not_judged)
     if skipped and terminal:
-        notes.append(f"note: {_count(len(skipped), 'check')} not judged, conditions not met (verdict.json)")
+        notes.append(f"note: {count(len(skipped), 'check')} not judged, conditions not met (verdict.json)")
     elif skipped:
         notes += [f"note: not judged: {case}: {check}" for case, check in skipped]
     return [Text(note, style="dim") for note in notes]
@@ -204,7 +232,6 @@ def _result_line(verdict: SuiteVerdict) -> Text:
 def _verdict_line(verdict: SuiteVerdict) -> Text:
     counts = Counter(verdict.states)
     told = ", ".join(f"{counts[state]} {state}" for state in STYLES if counts[state]) or "nothing ran"
-    state = worst(verdict.states) if verdict.states else "MISSING"
-    word = "INTERRUPTED" if verdict.interrupted else state
-    style = STYLES[state] if not verdict.interrupted else STYLES["MISSING"]
+    word = outcome(verdict)
+    style = STYLES["MISSING"] if word == "INTERRUPTED" else STYLES[word]
     return Text.assemble((word, style), f" (exit {verdict.exit_code}): {told}")
