@@ -14,7 +14,7 @@ from check_metrics import MetricsError, Series, is_per_step, load_metrics
 from check_metrics.series import describe_steps
 from lora_suite.config import differences
 from lora_suite.judge.verdict import CheckVerdict
-from lora_suite.launch.record import RunDir, RunRecord
+from lora_suite.launch.record import RunDir, RunRecord, file_sha256
 from lora_suite.plan.metric_names import LOSS, STEP_TIME, TOTAL_STEP_TIME, VALID_TOKENS, known
 from lora_suite.plan.model import BaseCase
 
@@ -30,10 +30,14 @@ class NoEvidence(Exception):
 
 @dataclass(frozen=True)
 class Evidence:
-    """Metrics and record of one run, both readable; nothing is said yet about what is in them."""
+    """Metrics and record of one run, both readable; nothing is said yet about what is in them.
+
+    metrics_sha256: of the metrics file that was read.
+    """
 
     metrics: Mapping[str, Series]
     record: RunRecord
+    metrics_sha256: str = ""
 
     @property
     def last_step(self) -> int:
@@ -83,7 +87,7 @@ def read_evidence(run_dir: Path) -> Evidence:
         metrics = load_metrics(files.metrics)
     except MetricsError as error:
         raise NoEvidence(str(error)) from error
-    return Evidence(metrics, record)
+    return Evidence(metrics, record, file_sha256(files.metrics))
 
 
 def identity_problem(evidence: Evidence, case: BaseCase, launched: datetime | None) -> str | None:
@@ -105,6 +109,8 @@ def identity_problem(evidence: Evidence, case: BaseCase, launched: datetime | No
             return f"run.json is of an earlier run: started {record.started}, launched {launched.isoformat()}"
     if record.steps_done != evidence.last_step:
         return f"run.json counts {record.steps_done} steps, metrics.json has {evidence.last_step}"
+    if record.metrics_sha256 not in (None, evidence.metrics_sha256):
+        return "metrics.json is not the one that this run left: run.json has another hash of it"
     return None
 
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from lora_suite.judge.block import environment_difference, lacking_runs, whole_blocks
 from lora_suite.judge.matching import match_steps
-from lora_suite.judge.pair_check import judge_pair_checks
+from lora_suite.judge.pair_check import judge_pair_check
 from lora_suite.judge.ratio import Method
 from lora_suite.judge.statistics import CONFIDENCE, Prior
+from lora_suite.judge.tail import tail_checks
 from lora_suite.judge.verdict import PairVerdict, RunVerdict, State, worst
 from lora_suite.plan.model import Difference, Pair
 
@@ -46,7 +47,9 @@ def judge_pair(
         messages.insert(0, incomparable)
     comparable = blocks if not incomparable else []
     method = Method(pair.warmup, matching.steps, priors or {}, confidence)
-    checks = judge_pair_checks(pair.checks, comparable, method) if comparable else []
+    # A canary's answer is known for its own checks alone.
+    asked = [*pair.checks, *(tail_checks(pair.checks) if pair.canary is None else ())]
+    checks = [judge_pair_check(text, comparable, method) for text in asked if comparable]
     if not pair.checks:
         states.append("MISSING")
         messages.append("the pair has no check")

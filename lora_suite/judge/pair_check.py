@@ -13,20 +13,11 @@ from check_metrics.verdict import require_arms
 from lora_suite.judge.block import Block
 from lora_suite.judge.checks import Answer, answer
 from lora_suite.judge.ratio import Method, judge_ratio
-from lora_suite.judge.tail import TAIL, judge_tail, tail_checks
+from lora_suite.judge.tail import TAIL, judge_tail
 from lora_suite.judge.verdict import PairCheckVerdict
 
 _RATIO = "ratio"
 _ORDERED = frozenset({"<", "<=", ">", ">="})
-
-
-def judge_pair_checks(
-    texts: Sequence[str], blocks: Sequence[Block], method: Method
-) -> list[PairCheckVerdict]:
-    """Judge a pair's checks on at least one block, and the tails that go with its step times."""
-    asked = [judge_pair_check(text, blocks, method) for text in texts]
-    tails = [judge_pair_check(text, blocks, method) for text in tail_checks(texts)]
-    return [*asked, *tails]
 
 
 def judge_pair_check(text: str, blocks: Sequence[Block], method: Method) -> PairCheckVerdict:

@@ -22,7 +22,7 @@ from lora_suite.config.errors import ConfigError
 from lora_suite.launch.ending import by_signal, crash, last_lines, read_tail
 from lora_suite.launch.importers import Imported, import_metrics
 from lora_suite.launch.processes import undisturbed
-from lora_suite.launch.record import Ended, Invariant, RunDir, RunRecord, write_json_atomically
+from lora_suite.launch.record import Ended, Invariant, RunDir, RunRecord, file_sha256, write_json_atomically
 from lora_suite.launch.supervise import Outcome, Poll, stopped, supervise
 from lora_suite.plan.metric_names import LOSS, VALID_TOKENS
 from lora_suite.plan.model import ExternalCase, Plan
@@ -193,6 +193,7 @@ def _record(
         recipe=case.tree,
         recipe_hash=recipe_hash(case.tree),
         steps_done=_last_step(metrics),
+        metrics_sha256=file_sha256(files.metrics) if imported else None,
         segments=list(imported.segments) if imported else [1],
         batches={step: f"{WEAK}{value:.15g}" for step, value in tokens.items() if value is not None},
         dialect=case.dialect.name,

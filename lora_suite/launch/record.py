@@ -7,6 +7,7 @@ Both go through `RunRecord.write`, which replaces the file atomically.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -63,6 +64,8 @@ class RunRecord(BaseModel):
     None for a run of our trainer. segments: first step of each (re)start.
     nonfinite: per metric, the steps whose value was not finite (null in metrics.json).
     peak_rank: per memory metric, the rank that held the maximum.
+    metrics_sha256: of metrics.json as the run left it, so that no run's file is taken for another's; None until
+    it ended.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -74,6 +77,7 @@ class RunRecord(BaseModel):
     recipe: dict[str, Any]
     recipe_hash: str
     steps_done: int = 0
+    metrics_sha256: str | None = None
     segments: list[int] = Field(default_factory=lambda: [1])
     batches: dict[str, str] = Field(default_factory=dict)
     dialect: str | None = None
@@ -94,6 +98,12 @@ class RunRecord(BaseModel):
     def write(self, path: Path) -> None:
         """Replace `path` atomically, so that a reader never sees half a record."""
         write_json_atomically(path, self.model_dump(mode="json"))
+
+
+def file_sha256(path: Path) -> str:
+    """Hash of a file's bytes, in hexadecimal; raises OSError."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write_json_atomically(path: Path, value: Any) -> None:

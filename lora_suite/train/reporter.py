@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lora_suite.config.schema import Recipe
 from lora_suite.launch.progress import Progress
-from lora_suite.launch.record import Invariant, RunDir, RunRecord
+from lora_suite.launch.record import Invariant, RunDir, RunRecord, file_sha256
 from lora_suite.plan.metric_names import (
     GRAD_NORM,
     LOSS,
@@ -127,6 +127,8 @@ class Reporter:
         sample_interval: float = _SECONDS_BETWEEN_WRITES,
     ) -> None:
         self.record = record
+        # What a continued run's record says is true of the metrics that it continues.
+        record.metrics_sha256 = None
         self._files = files
         self._writer = writer
         self._speed = speed
@@ -191,6 +193,8 @@ class Reporter:
         self._console.close()
         self.flush()
         self._writer.close()
+        self.record.metrics_sha256 = file_sha256(self._files.metrics)
+        self.record.write(self._files.record)
 
     def _metrics(self, report: StepReport) -> dict[str, float]:
         phases = {phase: report.phases.get(phase, 0.0) for phase in PHASES}

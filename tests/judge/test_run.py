@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,6 +49,28 @@ def judged(
     case = make_case(stem, checks)
     run_dir = write_run(tmp_path / "run", case, steps=steps, damage=damage)
     return judge_run(case, planned(stem), run_dir, ended, **options)
+
+
+def test_metrics_of_another_run_of_the_same_length_are_missing(tmp_path):
+    case = make_case()
+    folders = [
+        write_run(tmp_path / str(repeat), case, repeat, step_time=0.1 * repeat, damage=sealed)
+        for repeat in (1, 2)
+    ]
+    assert [judge_run(case, planned(), folder, DONE).state for folder in folders] == ["PASS", "PASS"]
+    first, second = (folder / "metrics.json" for folder in folders)
+    ours, theirs = first.read_bytes(), second.read_bytes()
+    first.write_bytes(theirs)
+    second.write_bytes(ours)
+    for folder in folders:
+        verdict = judge_run(case, planned(), folder, DONE)
+        assert verdict.state == verdict.own_state == "MISSING"
+        assert "metrics.json is not the one that this run left" in verdict.message
+
+
+def sealed(metrics: dict[str, Any], record: dict[str, Any]) -> None:
+    """Give the record the hash of the metrics as they will be written."""
+    record["metrics_sha256"] = hashlib.sha256(json.dumps(metrics).encode()).hexdigest()
 
 
 @pytest.mark.parametrize("stem", [FULL, LORA])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -100,6 +101,24 @@ def test_files_are_there_before_the_first_step(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "metrics.json").read_text()) == {}
     assert RunRecord.read(tmp_path / "run.json").steps_done == 0
     assert Progress.read(tmp_path) == Progress(0, 4, None, None)
+
+
+def test_the_record_knows_the_metrics_that_the_run_left(tmp_path: Path) -> None:
+    taker = reporter(tmp_path)
+    taker.step(report(1))
+    assert RunRecord.read(tmp_path / "run.json").metrics_sha256 is None
+    taker.close()
+    written = hashlib.sha256((tmp_path / "metrics.json").read_bytes()).hexdigest()
+    assert RunRecord.read(tmp_path / "run.json").metrics_sha256 == written
+
+
+def test_a_continued_run_forgets_the_hash_of_what_it_continues(tmp_path: Path) -> None:
+    reporter(tmp_path).close()
+    record = RunRecord.read(tmp_path / "run.json")
+    assert record.metrics_sha256 is not None
+    files = RunDir(tmp_path)
+    Reporter(record, files, MetricsWriter([JsonSink(files.metrics)]), Speed(1, None, None), last_step=4)
+    assert RunRecord.read(tmp_path / "run.json").metrics_sha256 is None
 
 
 def test_progress_goes_with_every_step(tmp_path: Path) -> None:
