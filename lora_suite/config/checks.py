@@ -120,9 +120,14 @@ def _unavailable(recipe: Recipe) -> Iterator[Problem]:
                 "there is no Triton path; torch's own kernels run (set false)",
             ),
             (
-                lora.implementation == "peft",
+                lora.implementation == "peft" and dtensor.tensor_parallel_size > 1,
                 "policy.dtensor_cfg.lora_cfg.implementation",
-                "the PEFT library is not available as an arm (set native)",
+                "PEFT's layers know no tensor parallelism (set native, or tensor_parallel_size to 1)",
+            ),
+            (
+                lora.implementation == "peft" and lora.dropout > 0.0 and lora.dropout_position == "post",
+                "policy.dtensor_cfg.lora_cfg.dropout_position",
+                "PEFT drops an adapter's input, not its output (set pre, or implementation to native)",
             ),
             (dtensor.cpu_offload, "policy.dtensor_cfg.cpu_offload", "weights are not offloaded to the CPU"),
             (

@@ -89,7 +89,18 @@ def test_contradictions_are_refused(overrides, message):
     ("overrides", "key"),
     [
         ([f"{DTENSOR_LORA}.use_triton=true"], f"{DTENSOR_LORA}.use_triton"),
-        ([f"{DTENSOR_LORA}.implementation=peft"], f"{DTENSOR_LORA}.implementation"),
+        (
+            ["policy.dtensor_cfg.tensor_parallel_size=2", f"{DTENSOR_LORA}.implementation=peft"],
+            f"{DTENSOR_LORA}.implementation",
+        ),
+        (
+            [
+                f"{DTENSOR_LORA}.implementation=peft",
+                f"{DTENSOR_LORA}.dropout=0.1",
+                f"{DTENSOR_LORA}.dropout_position=post",
+            ],
+            f"{DTENSOR_LORA}.dropout_position",
+        ),
         (["policy.dtensor_cfg.cpu_offload=true"], "policy.dtensor_cfg.cpu_offload"),
         (["policy.dtensor_cfg.sequence_parallel=true"], "policy.dtensor_cfg.sequence_parallel"),
         (["policy.dtensor_cfg.context_parallel_size=2"], "policy.dtensor_cfg.context_parallel_size"),

@@ -53,6 +53,10 @@ class Adapter(nn.Module):
         self.enabled = True
         self.generator: torch.Generator | None = None
 
+    def switch(self, on: bool) -> None:
+        """Whether the linear adds what the adapter gives."""
+        self.enabled = on
+
     def full_shape(self, factor: str) -> tuple[int, int]:
         """Shape of the whole factor `a` or `b`, over all tp ranks."""
         rank = self.spec.rank

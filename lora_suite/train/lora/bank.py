@@ -9,7 +9,7 @@ factors, one norm, one AdamW. Sharding wrappers must leave them alone (`fully_sh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +46,8 @@ class AdapterBank:
 
     Flat buffers: `compute` (what the model multiplies with; the factors are views of it), `gradient` (same
     dtype; the factors' ``.grad`` are views, into which autograd accumulates), `master` (float32 or float64,
-    what the optimizer updates). Replicated factors come first, so that their part is one slice.
+    what the optimizer updates). Replicated factors come first, so that their part is one slice. `listeners`
+    are called whenever the factors have changed.
     """
 
     def __init__(self, adapters: Sequence[Adapter], topology: Topology, model_dtype: torch.dtype) -> None:
@@ -59,6 +60,7 @@ class AdapterBank:
         self.slots: tuple[Slot, ...] = ()
         self.replicated = 0
         self._optimizer: torch.optim.Optimizer | None = None
+        self.listeners: list[Callable[[], None]] = []
         self._allocate()
 
     # -- construction ---------------------------------------------------------------------------------------
@@ -175,8 +177,10 @@ class AdapterBank:
         self.gradient.zero_()
 
     def publish(self) -> None:
-        """Copy the master to what the model multiplies with."""
+        """Copy the master to what the model multiplies with, and tell whoever holds copies of that."""
         self.compute.copy_(self.master)
+        for listener in self.listeners:
+            listener()
 
     # -- what invariants, checkpoints and tests look at -----------------------------------------------------
 
@@ -201,12 +205,12 @@ class AdapterBank:
     def disabled(self) -> Iterator[None]:
         """Within it no adapter adds anything."""
         for adapter in self.adapters:
-            adapter.enabled = False
+            adapter.switch(False)
         try:
             yield
         finally:
             for adapter in self.adapters:
-                adapter.enabled = True
+                adapter.switch(True)
 
     def state_dict(self) -> dict[str, Any]:
         """Master copies by factor, the optimizer's and the dropout generator's state; this rank's part."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from lora_suite.blueprint.targets import AdapterSite
 from lora_suite.config.errors import ConfigError
-from lora_suite.train.backends.dtensor.build import attach_adapters
+from lora_suite.train.backends.dtensor.adapters import attach_adapters
 from lora_suite.train.backends.dtensor.linear import LoraLinear
 from lora_suite.train.backends.dtensor.parallel import check_family
 from lora_suite.train.lora.spec import LoraSpec

@@ -8,7 +8,8 @@ FSDP2 around them, so that a rank holds one whole layer more than its shards at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,24 +18,19 @@ import torch
 from torch import nn
 
 from lora_suite.blueprint.facts import Blueprint
-from lora_suite.blueprint.targets import AdapterSite
-from lora_suite.config.errors import ConfigError
 from lora_suite.config.schema import Recipe
 from lora_suite.train.backends.base import Backend
+from lora_suite.train.backends.dtensor.adapters import Attach, attach_adapters, attach_peft, plain_name
 from lora_suite.train.backends.dtensor.backend import DTensorBackend
 from lora_suite.train.backends.dtensor.full import FullParameters
-from lora_suite.train.backends.dtensor.linear import LoraLinear
 from lora_suite.train.backends.dtensor.parallel import (
     build_mesh,
     check_family,
     decoder_layers,
-    placement_of,
     shard,
     split_layers,
 )
 from lora_suite.train.backends.dtensor.recompute import recompute_layers
-from lora_suite.train.lora.adapter import Adapter
-from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.lora.spec import DTYPES, LoraSpec
 from lora_suite.train.models.causal_lm import (
     WeightSource,
@@ -44,7 +40,7 @@ from lora_suite.train.models.causal_lm import (
     materialise_buffers,
     weight_source,
 )
-from lora_suite.train.topology import Topology
+from lora_suite.train.models.initialise import Weight
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,7 +65,8 @@ def build(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch
     bank = None
     if lora.enabled:
         spec = LoraSpec.from_config(lora, recipe.sft.seed)
-        bank = attach_adapters(model, blueprint.adapters, spec, topology, compute_dtype)
+        attach: Attach = attach_peft if lora.implementation == "peft" else attach_adapters
+        bank = attach(model, blueprint.adapters, spec, topology, compute_dtype)
     # FSDP2 also keeps the float32 masters of bfloat16 training, so there it is used on one dp rank, too.
     sharded = topology.dp.size > 1 or masters
     ignored = set(bank.parameters()) if bank is not None else set()
@@ -93,41 +90,11 @@ def _place(
 ) -> None:
     """Make the model real on `device`, layer by layer and then the rest, wrapping each part when it is."""
     materialise_buffers(model, device)
+
+    def of_plain_name(weight: Weight) -> torch.Tensor:
+        return source(replace(weight, name=plain_name(weight.name)))
+
     for name, module in (*decoder_layers(model), ("", model)):
-        materialise(module, name, source, device)
+        materialise(module, name, of_plain_name, device)
         if wrap is not None:
             wrap(module)
-
-
-def attach_adapters(
-    model: nn.Module,
-    sites: Sequence[AdapterSite],
-    spec: LoraSpec,
-    topology: Topology,
-    dtype: torch.dtype,
-) -> AdapterBank:
-    """Freeze the model, put an adapter beside each site's linear, and return the bank that owns them all.
-
-    Raises ConfigError naming a site that is not a linear of the model, or not one of its size.
-    """
-    if not sites:
-        raise ConfigError(
-            "policy.model_name: the architecture is not on this machine, so its linears are not known; "
-            "save the model's config.json, with its _name_or_path, in a models/ folder beside the recipe"
-        )
-    model.requires_grad_(False)
-    linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    adapters = []
-    for site in sites:
-        linear = linears.get(site.name)
-        size = (site.in_features, site.out_features)
-        if linear is None or (linear.in_features, linear.out_features) != size:
-            raise ConfigError(
-                f"policy.dtensor_cfg.lora_cfg.target_modules: {site.name} is not a linear of {size[0]} by "
-                f"{size[1]} channels in this {type(model).__name__}"
-            )
-        placement = placement_of(site.name) if topology.tp.size > 1 else "none"
-        adapter = Adapter(site.name, *size, spec, placement, topology.tp)
-        LoraLinear.adapt(linear, adapter)
-        adapters.append(adapter)
-    return AdapterBank(adapters, topology, dtype)
