@@ -7,13 +7,14 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import NoReturn
 
 import click
 
 FINDINGS = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130
+_UNITS = {"s": 1 / 60, "m": 1.0, "h": 60.0}
 
 SELECT = click.option("-k", "select", metavar="EXPR", help="Only cases and pairs whose name matches EXPR.")
 RESULTS = click.option(
@@ -25,23 +26,17 @@ RESULTS = click.option(
 )
 
 
-class Minutes(click.ParamType):
-    """A time as people write it, `90s`, `20m` or `1.5h`, in minutes."""
-
-    name = "time"
-    _UNITS: ClassVar[dict[str, float]] = {"s": 1 / 60, "m": 1.0, "h": 60.0}
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return minutes; fails for what is no time above 0."""
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", str(value))
-        minutes = float(match[1]) * self._UNITS[match[2]] if match else 0.0
-        if minutes <= 0.0:
-            self.fail(f"{value!r} is no time above 0, as 90s, 20m or 1.5h", param, ctx)
-        return minutes
+def minutes(text: str) -> float:
+    """Minutes of a time as people write it: `90s`, `20m` or `1.5h`; raises click.BadParameter."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    found = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if found <= 0.0:
+        raise click.BadParameter(f"{text!r} is no time above 0, as 90s, 20m or 1.5h")
+    return found
 
 
 BUDGET = click.option(
-    "--budget", type=Minutes(), metavar="TIME", help="Repeat pairs until they are decided or this is over."
+    "--budget", type=minutes, metavar="TIME", help="Repeat pairs until they are decided or this is over."
 )
 PROFILE = click.option(
     "--profile", is_flag=True, help="Repeat the last step under torch's profiler, for `explain`."

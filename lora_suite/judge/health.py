@@ -28,7 +28,7 @@ def health_flags(record: RunRecord) -> list[str]:
     """Flags of a run, one line each; none where its record has no health or nothing was wrong.
 
     health: `before` and `after` are one look each, `during` a list of GPUs' counts over the run
-    (`lora_suite.train.health.GpuWatch`).
+    (`lora_suite.train.watch.GpuWatch`).
     """
     health = record.health
     looks = [look for name in ("before", "after") if isinstance(look := health.get(name), Mapping)]
@@ -46,7 +46,7 @@ def _sampled(during: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for bit, name in THROTTLE_REASONS.items():
             count = (gpu.get("throttled") or {}).get(str(bit), 0)
             if count:
-                yield f"GPU {gpu['gpu']} throttled: {name} during {count} of {gpu['samples']} samples"
+                yield f"{_name(gpu)} throttled: {name} during {count} of {gpu['samples']} samples"
 
 
 def _seen(looks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -64,9 +64,15 @@ def _processes(during: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for gpu in during:
         pids = ", ".join(str(pid) for pid in gpu.get("other_pids") or [])
         if pids:
-            yield f"another process on GPU {gpu['gpu']}: pid {pids}"
-        elif gpu.get("others"):
-            yield f"another process on GPU {gpu['gpu']} ({gpu['others']} besides this run's)"
+            yield f"another process on {_name(gpu)}: pid {pids}"
+        elif gpu.get("others", 0) > 0:
+            yield f"another process on {_name(gpu)} ({gpu['others']} besides this run's)"
+
+
+def _name(gpu: Mapping[str, Any]) -> str:
+    """The GPU in words; its node only where that is not the first."""
+    node = f"node {gpu['node']} " if gpu.get("node") else ""
+    return f"{node}GPU {gpu['gpu']}"
 
 
 def _load(looks: Sequence[Mapping[str, Any]], cpus: object) -> Iterator[str]:

@@ -109,12 +109,13 @@ def judge_run(
 def _figures(evidence: Evidence) -> dict[str, Any]:
     """What a verdict holds of a run besides its states, by the verdict's keys."""
     environment = evidence.record.environment
+    strict = environment.strict if environment is not None else {}
     return {
         "summary": summary(evidence),
         "phases": phases(evidence, _WARMUP),
         "series": drawn_series(evidence),
         "health": health_flags(evidence.record),
-        "environment": recipe_hash(environment.strict)[:_HASH_DIGITS] if environment is not None else "",
+        "environment": recipe_hash(strict)[:_HASH_DIGITS] if strict else "",
         "code": str(environment.soft.get("code") or "") if environment is not None else "",
     }
 

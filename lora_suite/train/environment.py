@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+import lora_suite
 from lora_suite.config.schema import Recipe
+from lora_suite.launch.code import commit_of
 from lora_suite.launch.record import Environment
 from lora_suite.train.nvml import Gpus
 
@@ -46,7 +48,8 @@ def fingerprint(recipe: Recipe, gpus: Gpus) -> Environment:
         "host": platform.node(),
         "python": platform.python_version(),
         "system": platform.platform(),
-        "cpus": os.cpu_count(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "code": commit_of(Path(lora_suite.__file__).parent),
         **{name: _version(name) for name in _SOFT_PACKAGES},
     }
     return Environment(strict=strict, soft=soft)

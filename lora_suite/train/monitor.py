@@ -11,6 +11,31 @@ Samples = dict[int, dict[str, float]]
 """Values by metric, by whole seconds since the start."""
 
 
+class Repeating:
+    """Calls a function at an interval of seconds, in a daemon thread of the given name."""
+
+    def __init__(self, name: str, interval: float, call: Callable[[], None]) -> None:
+        self._interval = interval
+        self._call = call
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Call it a first time and start the thread."""
+        self._call()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and call it a last time."""
+        self._stop.set()
+        self._thread.join()
+        self._call()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval):
+            self._call()
+
+
 class MemoryMonitor:
     """Samples the memory of every GPU of one node at an interval.
 
@@ -21,19 +46,16 @@ class MemoryMonitor:
 
     def __init__(self, node: int, interval: float, read: Callable[[], list[float]]) -> None:
         self._node = node
-        self._interval = interval
         self._read = read
         self._samples: Samples = {}
         self._lock = threading.Lock()
-        self._stop = threading.Event()
         self._start = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="memory-monitor", daemon=True)
+        self._repeating = Repeating("memory-monitor", interval, self._sample)
 
     def start(self) -> None:
         """Take the first sample and start the thread."""
         self._start = time.monotonic()
-        self._sample()
-        self._thread.start()
+        self._repeating.start()
 
     def take(self) -> Samples:
         """Return the samples since the last call, less the running second's (it may still grow)."""
@@ -43,16 +65,10 @@ class MemoryMonitor:
 
     def stop(self) -> Samples:
         """Take a last sample, end the thread, return what `take` has not returned."""
-        self._stop.set()
-        self._thread.join()
-        self._sample()
+        self._repeating.stop()
         with self._lock:
             rest, self._samples = self._samples, {}
         return rest
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._interval):
-            self._sample()
 
     def _sample(self) -> None:
         values = self._read()

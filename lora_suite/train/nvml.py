@@ -57,6 +57,14 @@ class Gpus:
             for handle in self._handles
         ]
 
+    def processes(self) -> list[list[int]]:
+        """Ids of the processes that compute on each GPU, as the driver knows them; none where it won't tell.
+
+        In a container they may be the ids that processes have on the host.
+        """
+        running = self._nvml.nvmlDeviceGetComputeRunningProcesses if self._handles else None
+        return [[each.pid for each in self._ask(running, handle) or []] for handle in self._handles]
+
     def _ask(self, question: Any, *arguments: Any) -> Any:
         try:
             return question(*arguments)

@@ -32,6 +32,7 @@ from lora_suite.train.nvml import Gpus
 from lora_suite.train.process import local_device, process_group, seed_ranks
 from lora_suite.train.profiling import profile_steps
 from lora_suite.train.reporter import Reporter, Speed, open_sinks
+from lora_suite.train.watch import GpuWatch
 
 NOTHING_TO_DO = 4
 """Exit status of a training that was to go on where it had already ended: neither a pass nor a crash."""
@@ -128,6 +129,7 @@ class Program:
         leads_node = int(os.environ.get("LOCAL_RANK", "0")) == 0
         gpus = Gpus() if leads_node else None
         monitor = _start_monitor(job.recipe, gpus) if gpus is not None else None
+        watch = _start_watch(job.recipe, gpus) if gpus is not None else None
         reporter = None
         if topology.rank == 0:
             assert gpus is not None
@@ -145,10 +147,12 @@ class Program:
         try:
             self._trainer.train(parts.done + 1)
             samples = gather(topology, monitor.stop() if monitor is not None else {})
+            watched = gather(topology, watch.stop() if watch is not None else [])
             if reporter is not None:
                 assert gpus is not None
                 for of_node in samples:
                     reporter.samples(of_node)
+                reporter.record.health["during"] = [gpu for of_node in watched for gpu in of_node]
                 reporter.record.health["after"] = health(gpus)
             if job.recipe.logger.profile_steps:
                 # What these steps train is thrown away: checkpoints, invariants and samples are taken.
@@ -176,11 +180,23 @@ def _continue(
     return resume(recipe, backend, data, checkpoints)
 
 
+def _start_watch(recipe: Recipe, gpus: Gpus) -> GpuWatch | None:
+    if not recipe.logger.monitor_gpus or not len(gpus):
+        return None
+    watch = GpuWatch(gpus, recipe.cluster.gpus_per_node, _node())
+    watch.start()
+    return watch
+
+
+def _node() -> int:
+    """This node's number, as torchrun counts them."""
+    return int(os.environ.get("GROUP_RANK", "0"))
+
+
 def _start_monitor(recipe: Recipe, gpus: Gpus) -> MemoryMonitor | None:
     if not recipe.logger.monitor_gpus or not len(gpus):
         return None
-    node = int(os.environ.get("GROUP_RANK", "0"))
-    monitor = MemoryMonitor(node, recipe.logger.gpu_monitoring.collection_interval, gpus.memory_gib)
+    monitor = MemoryMonitor(_node(), recipe.logger.gpu_monitoring.collection_interval, gpus.memory_gib)
     monitor.start()
     return monitor
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -175,15 +176,23 @@ class OneGpu:
         return "580.1"
 
     def health(self) -> list[dict[str, int]]:
-        return [{"sm_clock_mhz": 1980}]
+        return [{"sm_clock_mhz": 1980, "temperature_c": 41, "throttle_reasons": 4}]
+
+    def processes(self) -> list[list[int]]:
+        return [[os.getpid(), 1]]
 
 
 def test_gpu_memory_is_sampled_under_the_public_name(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "Gpus", OneGpu)
     run.train("logger.monitor_gpus=true", "logger.gpu_monitoring.collection_interval=0.01")
     assert run.metrics["ray/node.0.gpu.0.mem_gb"]["0"] == 12.5
-    assert run.record.health["before"]["gpus"] == [{"sm_clock_mhz": 1980}]
-    assert run.record.health["after"]["gpus"] == [{"sm_clock_mhz": 1980}]
+    for look in ("before", "after"):
+        assert run.record.health[look]["gpus"] == OneGpu().health()
+    (during,) = run.record.health["during"]
+    # Once at the start, once at the end.
+    assert during["samples"] >= 2
+    assert during["throttled"] == {"4": during["samples"]}
+    assert (during["others"], during["other_pids"]) == (1, [1])
 
 
 def test_too_few_epochs_are_a_warning(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
