@@ -61,7 +61,7 @@ class SeriesNight:
 
 @dataclass(frozen=True)
 class NightSeries:
-    """Comparable nights, oldest first. elsewhere: those of the same name with another recipe or environment."""
+    """Comparable nights, oldest first. elsewhere: those of that name with another recipe or environment."""
 
     name: str
     metric: str
@@ -106,23 +106,32 @@ def load_series(store: Store, name: str, metric: str = "") -> NightSeries:
 
 
 def metrics_of(store: Store, name: str) -> list[str]:
-    """The metrics of a case, or the ratios of a pair, that have at least one night."""
-    runs = store.query(
+    """The metrics of a case that have at least one night."""
+    rows = store.query(
         "SELECT DISTINCT metric FROM summary WHERE run IN (SELECT number FROM run WHERE name = ?) "
         "ORDER BY metric",
         (name,),
     )
-    ratios = store.query("SELECT DISTINCT expression FROM effect WHERE pair = ? ORDER BY expression", (name,))
-    return [metric for (metric,) in (*runs, *ratios)]
+    return [metric for (metric,) in rows]
+
+
+def ratios_of(store: Store, pair: str) -> list[str]:
+    """The ratios of a pair that have at least one night."""
+    rows = store.query("SELECT DISTINCT expression FROM effect WHERE pair = ? ORDER BY expression", (pair,))
+    return [expression for (expression,) in rows]
 
 
 def _default_metric(store: Store, name: str) -> str:
-    there = metrics_of(store, name)
+    there = _series_of(store, name)
     return STEP_TIME if STEP_TIME in there or not there else there[0]
 
 
+def _series_of(store: Store, name: str) -> list[str]:
+    return [*metrics_of(store, name), *ratios_of(store, name)]
+
+
 def _what_there_is(store: Store, name: str) -> str:
-    there = metrics_of(store, name)
+    there = _series_of(store, name)
     if there:
         return f"it has {', '.join(there)}"
     names = store.query("SELECT DISTINCT name FROM run UNION SELECT DISTINCT pair FROM effect ORDER BY 1")

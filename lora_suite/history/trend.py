@@ -23,14 +23,16 @@ _LEVELS = "levels"
 class Trend:
     """A series, judged. signal: what tonight gave rise to and nobody answered for.
 
-    changes: where it moved, oldest first, by index into the series' nights. judged: whether there were nights
-    enough to judge tonight's. answered: acks that count today. expired: those that no longer do.
+    changes: where it moved, oldest first, by index into the series' nights; tonight: the one of them that the
+    signal is about. judged: whether there were nights enough to judge tonight's. answered: acks that count
+    today. expired: those that no longer do.
     """
 
     series: NightSeries
     watched: Watched
     changes: list[ChangePoint]
     signal: Signal | None
+    tonight: ChangePoint | None
     judged: bool
     answered: list[AckFact]
     expired: list[AckFact]
@@ -97,14 +99,16 @@ def judge_series(series: NightSeries, acks: Sequence[AckFact] = (), today: date 
     }
     watched = watch(series.values, series.policy, starts, dismissed)
     signal = watched.signals[-1]
-    last_dismissed = max(dismissed.values(), default=-1) == len(series.nights) - 1
-    answers_tonight = last_dismissed or bool(starts and not watched.judged[-1])
+    answered_tonight = any(ack.last >= series.nights[-1].started for ack in answered)
+    levels = [_change(series, at, [_LEVELS]) for at in change_points(series.values, series.policy)]
+    changes, tonight = (levels, None) if signal is None else _with_signal(series, levels, signal)
     return Trend(
         series=series,
         watched=watched,
-        changes=_changes(series, signal),
+        changes=changes,
         signal=signal,
-        judged=watched.judged[-1] or answers_tonight,
+        tonight=tonight,
+        judged=watched.judged[-1] or answered_tonight,
         answered=answered,
         expired=[ack for ack in own if not ack.counts(day)],
     )
@@ -119,22 +123,19 @@ def _last_index(series: NightSeries, started: str) -> int:
     return max((at for at, night in enumerate(series.nights) if night.started <= started), default=-1)
 
 
-def _changes(series: NightSeries, signal: Signal | None) -> list[ChangePoint]:
-    """Changes of level by the whole series; tonight's by the monitor is merged into the one nearby."""
-    found = change_points(series.values, series.policy)
-    changes = [_change(series, at, [_LEVELS]) for at in found]
-    if signal is None or signal.first == 0:
-        return changes
-    near = [at for at in found if abs(at - signal.first) < FEWEST_ON_A_LEVEL]
+def _with_signal(
+    series: NightSeries, levels: list[ChangePoint], signal: Signal
+) -> tuple[list[ChangePoint], ChangePoint]:
+    """All changes, and the one that a signal is about: one nearby that the whole series shows, or its own."""
+    near = [change for change in levels if abs(change.at - signal.first) < FEWEST_ON_A_LEVEL]
     if near:
-        at = min(near, key=lambda each: abs(each - signal.first))
-        changes[found.index(at)].detectors.append(signal.detector)
-        return changes
+        nearest = min(near, key=lambda change: abs(change.at - signal.first))
+        nearest.detectors.append(signal.detector)
+        return levels, nearest
     tentative = len(series.nights) - signal.first < FEWEST_ON_A_LEVEL
-    detectors = [signal.detector, _TENTATIVE] if tentative else [signal.detector]
-    mine = _change(series, signal.first, detectors)
+    mine = _change(series, signal.first, [signal.detector, *([_TENTATIVE] if tentative else [])])
     mine.ratio = 1 + signal.change
-    return sorted([*changes, mine], key=lambda change: change.at)
+    return sorted([*levels, mine], key=lambda change: change.at), mine
 
 
 def _change(series: NightSeries, at: int, detectors: list[str]) -> ChangePoint:
