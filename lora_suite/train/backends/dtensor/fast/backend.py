@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dtensor backend's fast path at work: every rank holds the whole model, compiled and captured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lora_suite.train.backends.dtensor.fast.capture import CapturedPass
+from lora_suite.train.backends.dtensor.fast.decoder import Decoder
+from lora_suite.train.backends.dtensor.fast.head_loss import chunk_loss, evaluate_loss, head_loss
+from lora_suite.train.backends.dtensor.fast.linears import FramedLinear, refresh
+from lora_suite.train.backends.dtensor.fast.masters import MasterWeights
+from lora_suite.train.batch import MicroBatch
+from lora_suite.train.lora.bank import AdapterBank
+from lora_suite.train.models.fingerprint import fingerprint
+from lora_suite.train.topology import Topology
+
+_ATTENTION = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+"""Implementations of attention, the fastest on Hopper first; the first that can do what is asked is used."""
+
+
+class FastBackend:
+    """See `lora_suite.train.backends.base.Backend`.
+
+    trained: the adapters, or every weight (then there is one rank). gpu: compile the layers and capture each
+    shape of micro batch; otherwise the same code runs as it is.
+    """
+
+    def __init__(
+        self, model: Decoder, topology: Topology, trained: AdapterBank | MasterWeights, *, gpu: bool
+    ) -> None:
+        self.model = model
+        self.topology = topology
+        self.bank = trained if isinstance(trained, AdapterBank) else None
+        self._full = trained if isinstance(trained, MasterWeights) else None
+        self._trained = trained
+        self._gpu = gpu
+        framed = [linear for linear in model.linears() if isinstance(linear, FramedLinear)]
+        wide = torch.promote_types(model.embedding.dtype, torch.float32)
+        self._weight = torch.ones((), dtype=wide, device=topology.device)
+        self._of_chunk = torch.compile(chunk_loss, dynamic=False) if gpu else chunk_loss
+        self._captured: dict[torch.Size, CapturedPass] = {}
+        if gpu:
+            for layer in model.layers:
+                layer.compile(fullgraph=True, dynamic=False)
+        if self.bank is not None:
+            self.bank.listeners.append(partial(refresh, framed))
+            refresh(framed)
+
+    def forward_backward(self, batches: Sequence[MicroBatch], global_tokens: int) -> torch.Tensor:
+        """Accumulate gradients over the micro batches; return their summed token loss."""
+        self._weight.fill_(1.0 / global_tokens)
+        losses = []
+        if self._full is not None:
+            self._full.begin()
+        for batch in batches:
+            self._prepare(batch)
+            losses.append(self._run(batch))
+            if self._full is not None and len(batches) > 1:
+                self._full.add()
+        return torch.stack(losses).sum()
+
+    def _prepare(self, batch: MicroBatch) -> None:
+        if self._gpu:
+            if batch.input_ids.shape not in self._captured:
+                self._capture(batch)
+        elif self._full is not None:
+            self._clear()
+
+    def _run(self, batch: MicroBatch) -> torch.Tensor:
+        if self._gpu:
+            return self._captured[batch.input_ids.shape](batch)
+        return self._compute(batch.input_ids, batch.labels)
+
+    def _capture(self, batch: MicroBatch) -> None:
+        """Capture a new shape, with the gradients so far put aside."""
+        kept = self.bank.gradient.clone() if self.bank is not None else None
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._captured[batch.input_ids.shape] = CapturedPass(self._compute, batch, self._clear, trained)
+        if self.bank is not None and kept is not None:
+            self.bank.gradient.copy_(kept)
+
+    def _clear(self) -> None:
+        if self.bank is not None:
+            self.bank.gradient.zero_()
+        else:
+            self.model.zero_grad(set_to_none=True)
+
+    def _compute(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(_ATTENTION, set_priority=True):
+            states = self.model(input_ids).flatten(0, 1)
+            loss = head_loss(states, self.model.head, labels.flatten(), self._weight, self._of_chunk)
+            torch.autograd.backward(loss)
+        return loss.detach()
+
+    def sync_gradients(self) -> None:
+        """Sum the adapters' gradients over ranks; nothing else is there twice."""
+        self._trained.sync_gradients()
+
+    def clip_gradients(self, max_norm: float | None) -> torch.Tensor:
+        """Scale gradients to `max_norm`; return the global norm before."""
+        return self._trained.clip_gradients(max_norm)
+
+    def optimizer_step(self, lr: float) -> None:
+        """Update what trains; the frames of the adapters follow."""
+        self._trained.step(lr)
+
+    @torch.no_grad()
+    def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """Summed token loss of the micro batches, layer by layer as written: shapes vary, and time is not
+        measured here."""
+        losses = []
+        for batch in batches:
+            states = self.model.states(batch.input_ids)
+            losses.append(evaluate_loss(states.flatten(0, 1), self.model.head, batch.labels.flatten()))
+        return torch.stack(losses).sum()
+
+    def adapters_off(self) -> AbstractContextManager[None]:
+        """Within it the model computes as if it had no adapters."""
+        if self.bank is None:
+            raise RuntimeError("full SFT has no adapters to switch off")
+        return self.bank.disabled()
+
+    def trainable_parameters(self) -> int:
+        """Trainable parameters of the whole model."""
+        return self._trained.trainable_parameters()
+
+    def frozen_fingerprint(self) -> str:
+        """Hash of the frozen weights; "" for full SFT."""
+        return "" if self.bank is None else fingerprint(self.model.named_tensors())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What trains and its optimizer state: references, to be saved at once."""
+        return self._trained.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`."""
+        self._trained.load_state_dict(state)

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plain Llama-like decoder (Llama, Qwen2, Qwen3) on stacked linears, for one shape of batch at a time.
+
+It computes what transformers' modules compute, from the same tensors, in fewer and larger products: queries,
+keys and values at once, gate and up at once. Both arms of a pair use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lora_suite.blueprint.shape import ModelShape
+from lora_suite.train.backends.dtensor.fast.linears import FramedLinear, StackedLinear
+from lora_suite.train.models.causal_lm import WeightSource
+from lora_suite.train.models.initialise import Weight
+
+STACKS = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""The stacked linears of a layer, and the linears that each holds, by transformers' names."""
+
+MakeLinear = Callable[[str, int, tuple[int, ...], bool], StackedLinear | FramedLinear]
+"""From (layer's name and stack, input features, output features of each linear, bias) to the module."""
+
+Rotation = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines [positions, head_dim] of the rotary embedding, in the model's dtype."""
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / root mean square of its last dim, times weight; in float32 whatever x is, as transformers does."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Rotary embedding of x [rows, length, heads, channels]."""
+    cos, sin = (each[None, :, None] for each in rotation)
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a layer's code asks of a shape."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    eps: float
+
+    @classmethod
+    def of(cls, shape: ModelShape, eps: float) -> Sizes:
+        """Of a model."""
+        return cls(shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, eps)
+
+
+class DecoderLayer(nn.Module):
+    """Attention and gated MLP with norms before and residuals around."""
+
+    def __init__(
+        self,
+        name: str,
+        shape: ModelShape,
+        sizes: Sizes,
+        make: MakeLinear,
+        norm: Callable[[int], nn.Parameter],
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.sizes = sizes
+        hidden, heads = shape.hidden, shape.heads * shape.head_dim
+        keys = shape.kv_heads * shape.head_dim
+        self.input_layernorm = norm(hidden)
+        self.post_attention_layernorm = norm(hidden)
+        self.q_norm = norm(shape.head_dim) if shape.qk_norm else None
+        self.k_norm = norm(shape.head_dim) if shape.qk_norm else None
+        self.qkv = make(f"{name}.qkv", hidden, (heads, keys, keys), shape.qkv_bias)
+        self.o = make(f"{name}.o", heads, (hidden,), shape.o_bias)
+        self.gate_up = make(f"{name}.gate_up", hidden, (shape.intermediate,) * 2, shape.mlp_bias)
+        self.down = make(f"{name}.down", shape.intermediate, (hidden,), shape.mlp_bias)
+
+    def forward(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """x [rows, length, hidden] to the same."""
+        x = x + self._attend(rms_norm(x, self.input_layernorm, self.sizes.eps), rotation)
+        return x + self._feed(rms_norm(x, self.post_attention_layernorm, self.sizes.eps))
+
+    def _attend(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        rows, length, hidden = x.shape
+        sizes = self.sizes
+        states = self.qkv(x.reshape(rows * length, hidden)).view(rows, length, -1, sizes.head_dim)
+        query, key, value = states.split([sizes.heads, sizes.kv_heads, sizes.kv_heads], 2)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = rms_norm(query, self.q_norm, sizes.eps), rms_norm(key, self.k_norm, sizes.eps)
+        query, key = rotate(query, rotation), rotate(key, rotation)
+        context = functional.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=sizes.heads != sizes.kv_heads,
+        )
+        mixed: torch.Tensor = self.o(context.transpose(1, 2).reshape(rows * length, -1))
+        return mixed.view(rows, length, hidden)
+
+    def _feed(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, hidden = x.shape
+        gate, up = self.gate_up(x.reshape(rows * length, hidden)).split(self.sizes.intermediate, 1)
+        fed: torch.Tensor = self.down(functional.silu(gate) * up)
+        return fed.view(rows, length, hidden)
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, last norm and head; `forward` gives the states that the head multiplies.
+
+    make: of each stack of linears. trained: whether the other tensors (embedding, norms, head) train.
+    rotation: for the longest row that will come. A tied head is the embedding.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        eps: float,
+        rotation: Rotation,
+        make: MakeLinear,
+        *,
+        trained: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+
+        def tensor(*size: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(size, dtype=dtype, device=device), requires_grad=trained)
+
+        self.eps = eps
+        self.embedding = tensor(shape.vocab, shape.hidden)
+        sizes = Sizes.of(shape, eps)
+        self.layers = nn.ModuleList(
+            DecoderLayer(f"model.layers.{index}", shape, sizes, make, tensor) for index in range(shape.layers)
+        )
+        self.norm = tensor(shape.hidden)
+        self.head = self.embedding if shape.tied_head else tensor(shape.vocab, shape.hidden)
+        self.rotation = rotation
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """input_ids [rows, length] to normalised states [rows, length, hidden]."""
+        return self._through(input_ids, self.layers)
+
+    def states(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """The same by the layers' code as it is written, where they are compiled."""
+        return self._through(input_ids, [layer.forward for layer in self.layers])
+
+    def _through(
+        self, input_ids: torch.Tensor, layers: Iterable[Callable[[torch.Tensor, Rotation], torch.Tensor]]
+    ) -> torch.Tensor:
+        length = input_ids.shape[1]
+        rotation = self.rotation[0][:length], self.rotation[1][:length]
+        x = functional.embedding(input_ids, self.embedding)
+        for layer in layers:
+            x = layer(x, rotation)
+        return rms_norm(x, self.norm, self.eps)
+
+    def linears(self) -> Iterator[StackedLinear | FramedLinear]:
+        """Every stack of linears, in order."""
+        for layer in self.layers:
+            for stack in STACKS:
+                yield getattr(layer, stack)
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight by transformers' name, as a view of where it lies; a tied head once."""
+        yield "model.embed_tokens.weight", self.embedding.detach()
+        for layer in self.layers:
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                yield f"{layer.name}.{name}.weight", getattr(layer, name).detach()
+            for name in ("q_norm", "k_norm"):
+                if getattr(layer, name) is not None:
+                    yield f"{layer.name}.self_attn.{name}.weight", getattr(layer, name).detach()
+            for stack, names in STACKS.items():
+                linear = getattr(layer, stack)
+                for kind in ("weight", "bias"):
+                    if getattr(linear, kind) is not None:
+                        for name, part in zip(names, linear.parts(kind), strict=True):
+                            yield f"{layer.name}.{name}.{kind}", part
+        yield "model.norm.weight", self.norm.detach()
+        if self.head is not self.embedding:
+            yield "lm_head.weight", self.head.detach()
+
+    @torch.no_grad()
+    def load(self, source: WeightSource) -> None:
+        """Fill every weight."""
+        for name, tensor in self.named_tensors():
+            tensor.copy_(source(Weight(name, tuple(tensor.shape))))

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linears that read the same input, stacked into one matrix product; trained whole, or frozen with adapters.
+
+A frozen stack and its adapters share one matrix, W framed by the adapters' factors:
+
+    M = [[W, s·B], [A, 0]]    [out + R, in + R],    R: ranks of all adapters of the stack
+
+A is stacked, B is block diagonal. Then one product more than without adapters gives each direction:
+
+    forward     t = x·Aᵀ,     y  = [x, t]·[W, s·B]ᵀ
+    backward    u = dy·(s·B), dx = [dy, u]·[W; A],    dA = uᵀ·x,    dB = s·dyᵀ·t
+
+and nothing as large as x or y is read or written once more to add an adapter's part. The frame is a copy of
+the adapters' parameters, made whenever these change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from lora_suite.train.lora.adapter import Adapter
+
+_ALIGNMENT = 8
+"""Columns of the frame are padded to 16 bytes of bfloat16, which matrix units ask of a row's stride."""
+
+
+class StackedLinear(nn.Module):
+    """Linears [out_i, in] with one input, as one trained weight [sum of out_i, in]."""
+
+    def __init__(
+        self, in_features: int, widths: Sequence[int], bias: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.widths = tuple(widths)
+        out = sum(self.widths)
+        self.weight = nn.Parameter(torch.empty(out, in_features, dtype=dtype, device=device))
+        self.bias = nn.Parameter(torch.empty(out, dtype=dtype, device=device)) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, in] to y [tokens, sum of out_i]."""
+        return nn.functional.linear(x, self.weight, self.bias)
+
+    def parts(self, name: str) -> tuple[torch.Tensor, ...]:
+        """Views of each linear's part of `weight` or `bias`, in order."""
+        return torch.split(getattr(self, name).detach(), list(self.widths))
+
+
+class FramedLinear(nn.Module):
+    """Frozen linears [out_i, in] with one input, and adapters beside some of them, as one matrix.
+
+    adapters: by the linear's position, at least one, all of one kind and without dropout.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        widths: Sequence[int],
+        bias: bool,
+        adapters: dict[int, Adapter],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.widths = tuple(widths)
+        self.out = sum(self.widths)
+        self.by_position = dict(sorted(adapters.items()))
+        self.adapters = nn.ModuleList(self.by_position.values())
+        spec = next(iter(adapters.values())).spec
+        self.scale: float = spec.scale
+        self.rank: int = spec.rank
+        frame = spec.rank * len(adapters)
+        frame += -frame % _ALIGNMENT
+        self.frame = frame
+        self.register_buffer(
+            "matrix", torch.zeros(self.out + frame, in_features + frame, dtype=dtype, device=device)
+        )
+        self.register_buffer("bias", torch.empty(self.out, dtype=dtype, device=device) if bias else None)
+        self.matrix: torch.Tensor
+        self.bias: torch.Tensor | None
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The frozen weight [sum of out_i, in], a view."""
+        return self.matrix[: self.out, : self.in_features]
+
+    def parts(self, name: str) -> tuple[torch.Tensor, ...]:
+        """Views of each linear's part of `weight` or `bias`, in order."""
+        return torch.split(getattr(self, name), list(self.widths))
+
+    def frame_parts(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Where each adapter's A and s·B stand in the matrix: views, in the order of `adapters`."""
+        a, b = [], []
+        starts = [sum(self.widths[:position]) for position in self.by_position]
+        for index, (position, start) in enumerate(zip(self.by_position, starts, strict=True)):
+            rank = slice(index * self.rank, (index + 1) * self.rank)
+            a.append(self.matrix[self.out :][rank, : self.in_features])
+            b.append(self.matrix[start : start + self.widths[position], self.in_features :][:, rank])
+        return a, b
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, in] to y [tokens, sum of out_i]; without the adapters where they are switched off."""
+        adapters = list(self.by_position.values())
+        if adapters[0].enabled:
+            factors = [factor for adapter in adapters for factor in (adapter.a, adapter.b)]
+            y = _framed(x, self.matrix, self._layout(), *factors)
+        else:
+            y = x @ self.weight.t()
+        return y if self.bias is None else y + self.bias
+
+    def _layout(self) -> _Layout:
+        starts = tuple(sum(self.widths[:position]) for position in self.by_position)
+        stops = tuple(
+            start + self.widths[position] for start, position in zip(starts, self.by_position, strict=True)
+        )
+        return (self.in_features, self.out, self.rank, self.scale, tuple(zip(starts, stops, strict=True)))
+
+
+_Layout = tuple[int, int, int, float, tuple[tuple[int, int], ...]]
+"""in, out, rank of one adapter, scale, and the rows of y that belong to each adapter."""
+
+
+class _Framed(torch.autograd.Function):
+    """y = [x, t]·[W, s·B]ᵀ; the factors are arguments so that autograd hands them their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, matrix: torch.Tensor, layout: _Layout, *factors: torch.Tensor
+    ) -> torch.Tensor:
+        inputs, out = layout[:2]
+        t = x @ matrix[out:, :inputs].t()
+        wide = torch.cat([x, t], 1)
+        ctx.save_for_backward(wide, matrix)
+        ctx.layout = layout
+        return wide @ matrix[:out].t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        dy = gradients[0]
+        wide, matrix = ctx.saved_tensors
+        inputs, out, rank, scale, rows = ctx.layout
+        u = dy @ matrix[:out, inputs:]
+        dx = torch.cat([dy, u], 1) @ matrix[:, :inputs] if ctx.needs_input_grad[0] else None
+        da = u.t() @ wide[:, :inputs]
+        t = wide[:, inputs:] * scale
+        factors = []
+        for index, (start, stop) in enumerate(rows):
+            part = slice(index * rank, (index + 1) * rank)
+            factors += [da[part], dy[:, start:stop].t() @ t[:, part]]
+        return dx, None, None, *factors
+
+
+def _framed(x: torch.Tensor, matrix: torch.Tensor, layout: _Layout, *factors: torch.Tensor) -> torch.Tensor:
+    return cast(Callable[..., torch.Tensor], _Framed.apply)(x, matrix, layout, *factors)
+
+
+@torch.no_grad()
+def refresh(linears: Sequence[FramedLinear]) -> None:
+    """Copy the adapters' factors into the frames: A as it is, B times its scale."""
+    framed_a: list[torch.Tensor] = []
+    framed_b: list[torch.Tensor] = []
+    a: list[torch.Tensor] = []
+    b: list[torch.Tensor] = []
+    for linear in linears:
+        ours = linear.frame_parts()
+        framed_a += ours[0]
+        framed_b += ours[1]
+        a += [adapter.a for adapter in linear.by_position.values()]
+        b += [adapter.b for adapter in linear.by_position.values()]
+    torch._foreach_copy_(framed_a, a)
+    torch._foreach_copy_(framed_b, torch._foreach_mul(b, linears[0].scale))
