@@ -64,8 +64,8 @@ class RunRecord(BaseModel):
     None for a run of our trainer. segments: first step of each (re)start.
     nonfinite: per metric, the steps whose value was not finite (null in metrics.json).
     peak_rank: per memory metric, the rank that held the maximum.
-    metrics_sha256: of metrics.json as the run left it, so that no run's file is taken for another's; None until
-    it ended.
+    metrics_sha256: of metrics.json as the run left it, so that no run's file is taken for another's; None
+    until it ended.
     """
 
     model_config = ConfigDict(extra="forbid")
