@@ -19,10 +19,19 @@ from pydantic import BaseModel
 from check_metrics import MetricsError, load_metrics
 from lora_suite.config import recipe_hash
 from lora_suite.config.errors import ConfigError
+from lora_suite.launch.code import commit_of
 from lora_suite.launch.ending import by_signal, crash, last_lines, read_tail
 from lora_suite.launch.importers import Imported, import_metrics
 from lora_suite.launch.processes import undisturbed
-from lora_suite.launch.record import Ended, Invariant, RunDir, RunRecord, file_sha256, write_json_atomically
+from lora_suite.launch.record import (
+    Ended,
+    Environment,
+    Invariant,
+    RunDir,
+    RunRecord,
+    file_sha256,
+    write_json_atomically,
+)
 from lora_suite.launch.supervise import Outcome, Poll, stopped, supervise
 from lora_suite.plan.metric_names import LOSS, VALID_TOKENS
 from lora_suite.plan.model import ExternalCase, Plan
@@ -199,8 +208,15 @@ def _record(
         dialect=case.dialect.name,
         invariants=_invariants(files.invariants),
         nonfinite={name: steps for name, steps in bad.items() if steps},
+        environment=_environment(case),
         ended=ended,
     ).write(files.record)
+
+
+def _environment(case: ExternalCase) -> Environment | None:
+    """The commit of the command's folder, which is all that is known here of what it ran on."""
+    commit = commit_of(case.cwd)
+    return Environment(strict={}, soft={"code": commit}) if commit is not None else None
 
 
 def _invariants(path: Path) -> list[Invariant]:

@@ -49,10 +49,10 @@ def fingerprint(recipe: Recipe, gpus: Gpus) -> Environment:
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "code": commit_of(Path(lora_suite.__file__).parent),
         **{name: _version(name) for name in _SOFT_PACKAGES},
     }
-    return Environment(strict=strict, soft=soft)
+    commit = commit_of(Path(lora_suite.__file__).parent)
+    return Environment(strict=strict, soft={**soft, "code": commit} if commit is not None else soft)
 
 
 def health(gpus: Gpus) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import importlib.metadata
 
+import pytest
 import torch
 
+from lora_suite.train import environment
 from lora_suite.train.environment import cpu_model, fingerprint, health, peak_resident_gib
 from lora_suite.train.gpu_peaks import peak_tflops
 from lora_suite.train.nvml import Gpus
@@ -47,3 +49,11 @@ def test_peaks_of_known_gpus_in_bfloat16_alone() -> None:
     assert peak_tflops("NVIDIA A100-SXM4-80GB", "bfloat16") == 312.0
     assert peak_tflops("NVIDIA H200", "float32") is None
     assert peak_tflops("AMD EPYC", "bfloat16") is None
+
+
+def test_the_trainers_commit_is_noted_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for commit, soft in (("0123abc+", {"code": "0123abc+"}), (None, {})):
+        monkeypatch.setattr(environment, "commit_of", lambda folder, commit=commit: commit)
+        found = fingerprint(small_recipe(), Gpus())
+        assert {key: value for key, value in found.soft.items() if key == "code"} == soft
+        assert "code" not in found.strict
