@@ -87,8 +87,7 @@ def _files(recipe: Recipe, recipe_path: Path) -> Iterator[str]:
     for name, source in (("train", recipe.data.train), ("validation", recipe.data.validation)):
         if source is None or source.data_path is None:
             continue
-        path = locate(source.data_path, recipe_path)
-        if path is None or not path.is_file():
+        if locate(source.data_path, recipe_path) is None:
             yield f"data.{name}.data_path: there is no file {source.data_path}"
 
 

@@ -93,23 +93,16 @@ def _unavailable(recipe: Recipe) -> Iterator[Problem]:
     tokenizer, data = policy.tokenizer, recipe.data
     table: list[tuple[bool, str, str]] = [
         (
-            tokenizer.chat_template is not None,
-            "policy.tokenizer.chat_template",
-            "rows are a prompt and a response, joined as they are; no template is applied (set null)",
-        ),
-        (
-            tokenizer.chat_template_kwargs is not None,
+            tokenizer.chat_template is None and tokenizer.chat_template_kwargs is not None,
             "policy.tokenizer.chat_template_kwargs",
-            "no chat template is applied, so it has no arguments (set null)",
+            "no chat template is applied, so it has no variables (policy.tokenizer.chat_template is null)",
         ),
-        (data.add_generation_prompt, "data.add_generation_prompt", "no chat template is applied (set false)"),
         (data.num_workers > 0, "data.num_workers", "rows are tokenized once, before the first step (set 0)"),
         (
             policy.dynamic_batching.enabled,
             "policy.dynamic_batching.enabled",
             "dynamic batching is not available",
         ),
-        (policy.sequence_packing.enabled, "policy.sequence_packing.enabled", "packing is not available"),
     ]
     if policy.backend == "dtensor":
         lora = dtensor.lora_cfg
@@ -263,7 +256,7 @@ def _data(recipe: Recipe) -> Iterator[Problem]:
     data = recipe.data
     for name, source in (("train", data.train), ("validation", data.validation)):
         if source is not None and (source.data_path is None) == (source.dataset_name is None):
-            yield f"data.{name}", "set either data_path (a JSONL file) or dataset_name (of the hub)"
+            yield f"data.{name}", "set either data_path (a file or folder) or dataset_name (of the hub)"
     if data.validation is not None and data.train.split_validation_size:
         yield (
             "data.train.split_validation_size",

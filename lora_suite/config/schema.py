@@ -50,10 +50,14 @@ class Checkpointing(Block):
 
 
 class Tokenizer(Block):
-    """The tokenizer: ``bytes`` (built in), or a hub name or folder."""
+    """The tokenizer: ``bytes`` (built in), or a hub name or folder.
+
+    chat_template: null joins the texts of a row's messages; ``default``, which a deleted key means too, is
+    the tokenizer's own; else a path that ends in ``.jinja``, or the template itself.
+    """
 
     name: str
-    chat_template: str | None = None
+    chat_template: str | None = "default"
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -201,13 +205,14 @@ class Policy(Block):
 
 
 class Dataset(Block):
-    """One source of rows: a local JSONL (`data_path`), or a data set of the hub (`dataset_name`)."""
+    """One source of rows: local files (`data_path`), or a data set of the hub (`dataset_name`)."""
 
     data_path: str | None = None
     dataset_name: str | None = None
     split: str | None = None
     input_key: str = "input"
     output_key: str = "output"
+    chat_key: str = "messages"
     split_validation_size: Share = 0.0
     seed: NonNegative = 42
 
@@ -219,6 +224,7 @@ class Data(Block):
     add_bos: bool
     add_eos: bool
     add_generation_prompt: bool
+    only_unmask_final: bool
     shuffle: bool
     num_workers: NonNegative
     pad_to_max_length: bool

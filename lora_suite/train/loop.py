@@ -18,8 +18,9 @@ from lora_suite.launch.traces import PHASE_RANGE
 from lora_suite.train.backends.base import Backend
 from lora_suite.train.batch import MicroBatch
 from lora_suite.train.checkpoint import Checkpoints, Meta, layout_of, lora_of, metric_of
-from lora_suite.train.data.batches import GlobalBatch, Slicing
+from lora_suite.train.data.batches import GlobalBatch
 from lora_suite.train.data.load import TrainingData
+from lora_suite.train.data.slicing import Slicing
 from lora_suite.train.environment import peak_resident_gib
 from lora_suite.train.faults import SlowPhases, drag, freezing, kill_if_due
 from lora_suite.train.lora.invariants import InvariantChecks

@@ -88,7 +88,6 @@ def test_pipeline_parallel_size_must_divide_the_layers():
             "not a multiple of policy.make_sequence_length_divisible_by, 7",
         ),
         ("data.train.data_path=data/gone.jsonl", "data.train.data_path: there is no file data/gone.jsonl"),
-        ("data.validation.data_path=data", "data.validation.data_path: there is no file data"),
         ("policy.model_name=models/tny-llama.json", "the nearest is models/tiny-llama.json"),
         ("policy.model_name=meta-llama/Lama-3.2-1B", "the nearest is meta-llama/Llama-3.2-1B"),
         ("policy.init=pretrained", "an architecture alone has no weights; set policy.init=random"),

@@ -107,10 +107,7 @@ def test_contradictions_are_refused(overrides, message):
         (["policy.dtensor_cfg.custom_parallel_plan=x.y"], "policy.dtensor_cfg.custom_parallel_plan"),
         (["+policy.dtensor_cfg.automodel_kwargs.backend=te"], "policy.dtensor_cfg.automodel_kwargs.backend"),
         (["policy.dynamic_batching.enabled=true"], "policy.dynamic_batching.enabled"),
-        (["policy.sequence_packing.enabled=true"], "policy.sequence_packing.enabled"),
-        (["policy.tokenizer.chat_template=x.jinja"], "policy.tokenizer.chat_template"),
         (["policy.tokenizer.chat_template_kwargs={a: 1}"], "policy.tokenizer.chat_template_kwargs"),
-        (["data.add_generation_prompt=true"], "data.add_generation_prompt"),
         (["data.num_workers=4"], "data.num_workers"),
         ([*MEGATRON, f"{MEGATRON_LORA}.a2a_experimental=true"], f"{MEGATRON_LORA}.a2a_experimental"),
         (
@@ -157,6 +154,13 @@ def test_the_refusal_names_the_line_of_the_yaml(tmp_path):
         ["checkpointing.metric_name=train:loss", "checkpointing.save_period=7"],
         ["data.train.data_path=null", "data.train.dataset_name=squad"],
         ["logger.wandb_enabled=true"],
+        ["policy.sequence_packing.enabled=true", "data.pad_to_max_length=true"],
+        ["policy.tokenizer.chat_template=x.jinja", "policy.tokenizer.chat_template_kwargs={a: 1}"],
+        [
+            "~policy.tokenizer.chat_template",
+            "data.add_generation_prompt=false",
+            "data.only_unmask_final=true",
+        ],
         [f"{DTENSOR_LORA}.enabled=true", f"{DTENSOR_LORA}.match_all_linear=true"],
         [
             f"{DTENSOR_LORA}.enabled=true",
@@ -171,5 +175,5 @@ def test_what_agrees_is_accepted(overrides):
 
 
 def test_several_problems_come_together():
-    text = refusal(TINY_LORA, [f"{DTENSOR_LORA}.use_triton=true", "policy.sequence_packing.enabled=true"])
+    text = refusal(TINY_LORA, [f"{DTENSOR_LORA}.use_triton=true", "policy.dynamic_batching.enabled=true"])
     assert len(text.splitlines()) == 2

@@ -52,7 +52,7 @@ def test_overrides_apply_in_order():
 
 def test_deleting_an_optional_key_leaves_its_type_default():
     resolved = load("~policy.tokenizer.chat_template")
-    assert resolved.recipe.policy.tokenizer.chat_template is None
+    assert resolved.recipe.policy.tokenizer.chat_template == "default"
     assert resolved.origin("policy.tokenizer.chat_template") != ""
 
 

@@ -59,7 +59,7 @@ def test_the_commands_of_the_first_report_resolve_unchanged(lora):
     policy = recipe.policy
     assert policy.model_name == "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
     assert policy.tokenizer.name == policy.model_name
-    assert policy.tokenizer.chat_template is None
+    assert policy.tokenizer.chat_template == "default"
     assert policy.dtensor_cfg.lora_cfg.enabled is (lora == "True")
     assert policy.dtensor_cfg.lora_cfg.dim == 8
     assert policy.dtensor_cfg.v2 is True

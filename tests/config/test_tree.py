@@ -58,7 +58,8 @@ def test_the_hash_sees_every_value_and_no_spelling():
     assert len(recipe_hash(base)) == 16
     assert recipe_hash(load("policy.optimizer.kwargs.lr=0.000005").tree) == recipe_hash(base)
     assert recipe_hash(load("policy.optimizer.kwargs.lr=6e-6").tree) != recipe_hash(base)
-    assert recipe_hash(load("~policy.tokenizer.chat_template").tree) == recipe_hash(base)
+    deleted = recipe_hash(load("~policy.tokenizer.chat_template").tree)
+    assert deleted == recipe_hash(load("policy.tokenizer.chat_template=default").tree) != recipe_hash(base)
 
 
 def test_lora_block_and_name_are_all_that_flipping_lora_changes():

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from lora_suite.config import ConfigError
 from lora_suite.train.batch import IGNORED
-from lora_suite.train.data.rows import Rows
+from lora_suite.train.data.rows import Row
+from lora_suite.train.data.sources import Rows
+from lora_suite.train.data.template import Template
 from lora_suite.train.data.tokenizer import TextTokenizer
 
 # Rows that are tokenized together.
@@ -21,12 +24,12 @@ _CHUNK = 256
 class Example:
     """One tokenized row, without padding.
 
-    tokens: [length], 32 bits each, because all rows of a training are kept. first_target: index of the first
-    token that is to be learnt; all tokens from there on are.
+    tokens: [length], 32 bits each, because all rows of a training are kept. learnt: bool [length], the tokens
+    that are to be learnt.
     """
 
     tokens: npt.NDArray[np.int32]
-    first_target: int
+    learnt: npt.NDArray[np.bool_]
 
     @property
     def length(self) -> int:
@@ -40,34 +43,64 @@ class Example:
         Nothing predicts the very first token, and the last position predicts nothing.
         """
         labels = np.full(self.length, IGNORED, dtype=np.int64)
-        start = max(self.first_target - 1, 0)
-        labels[start:-1] = self.tokens[start + 1 :]
+        labels[:-1] = np.where(self.learnt[1:], self.tokens[1:], IGNORED)
         return labels
 
     @property
     def supervised(self) -> int:
         """Positions that carry loss."""
-        return max(self.length - max(self.first_target, 1), 0)
+        return int(self.learnt[1:].sum())
+
+    def cut(self, length: int) -> Example:
+        """The first `length` tokens."""
+        return Example(self.tokens[:length], self.learnt[:length])
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a row becomes tokens: the tokenizer, its special tokens, and the longest row."""
+    """How a row becomes tokens: template, tokenizer, its special tokens, and the longest row."""
 
     tokenizer: TextTokenizer
+    template: Template
     add_bos: bool
     add_eos: bool
     max_length: int
 
-    def join(self, prompt: Sequence[int], response: Sequence[int]) -> Example:
-        """The whole row, however long: ``bos prompt response eos``, of which response and eos are learnt.
+    def encode(self, rows: Sequence[Row]) -> list[Example]:
+        """The whole rows, however long. All their pieces are tokenized at once.
 
-        The parts are tokenized apart, so the border between them is a border between tokens.
+        Raises ConfigError for a row of which nothing or everything would be learnt.
         """
-        bos = [self.tokenizer.bos_id] if self.add_bos and self.tokenizer.bos_id is not None else []
-        eos = [self.tokenizer.eos_id] if self.add_eos and self.tokenizer.eos_id is not None else []
-        tokens = np.array([*bos, *prompt, *response, *eos], dtype=np.int32)
-        return Example(tokens, first_target=len(bos) + len(prompt))
+        pieces = [[piece for piece in self.template.pieces(row) if piece.text] for row in rows]
+        ids = iter(self.tokenizer.encode([piece.text for of_row in pieces for piece in of_row]))
+        examples = []
+        for row, of_row in zip(rows, pieces, strict=True):
+            parts = [(next(ids), piece.learnt) for piece in of_row]
+            examples.append(self._join(parts, row.place))
+        return examples
+
+    def _join(self, parts: Sequence[tuple[list[int], bool]], place: str) -> Example:
+        """Tokens of all parts, with bos in front and eos behind where they are not there already.
+
+        The closing eos is learnt, whatever id fills padded positions
+        (https://github.com/huggingface/transformers/issues/23530).
+        """
+        tokens = [token for part, _ in parts for token in part]
+        learnt = [of_part for part, of_part in parts for _ in part]
+        bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
+        if self.add_bos and bos is not None and tokens[:1] != [bos]:
+            tokens, learnt = [bos, *tokens], [False, *learnt]
+        if self.add_eos and eos is not None:
+            if tokens[-1:] != [eos]:
+                tokens, learnt = [*tokens, eos], [*learnt, True]
+            learnt[-1] = True
+        if not any(learnt) or all(learnt):
+            what = "every" if all(learnt) else "no"
+            raise ConfigError(
+                f"{place}: {what} token of the row would be learnt ({len(tokens)} tokens); a row has "
+                "a prompt that is given and a response that is learnt, and its template must tell them apart"
+            )
+        return Example(np.array(tokens, dtype=np.int32), np.array(learnt, dtype=np.bool_))
 
 
 class ExamplePool:
@@ -109,10 +142,8 @@ class ExamplePool:
     def _encode(self, indices: Sequence[int]) -> None:
         if not indices:
             return
-        rows = [self._rows[index] for index in indices]
-        encode, longest = self._encoding.tokenizer.encode, self._encoding.max_length
-        prompts, responses = encode([row.prompt for row in rows]), encode([row.response for row in rows])
-        for index, prompt, response in zip(indices, prompts, responses, strict=True):
-            whole = self._encoding.join(prompt, response)
+        longest = self._encoding.max_length
+        examples = self._encoding.encode([self._rows[index] for index in indices])
+        for index, whole in zip(indices, examples, strict=True):
             self._truncated += whole.length > longest
-            self._known[index] = replace(whole, tokens=whole.tokens[:longest])
+            self._known[index] = whole.cut(longest)

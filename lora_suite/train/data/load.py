@@ -11,15 +11,11 @@ import numpy as np
 
 from lora_suite.config import ConfigError
 from lora_suite.config.schema import Dataset, Recipe
-from lora_suite.train.data.batches import (
-    GlobalBatch,
-    Slicing,
-    plan_steps,
-    plan_validation,
-    slicing_of,
-)
+from lora_suite.train.data.batches import GlobalBatch, plan_steps, plan_validation
 from lora_suite.train.data.examples import Encoding, ExamplePool
-from lora_suite.train.data.rows import read_rows
+from lora_suite.train.data.slicing import Slicing, slicing_of
+from lora_suite.train.data.sources import read_rows
+from lora_suite.train.data.template import template_of
 from lora_suite.train.data.tokenizer import load_tokenizer
 
 
@@ -47,7 +43,8 @@ def load_data(recipe: Recipe, recipe_path: Path) -> TrainingData:
     """
     policy, data, sft = recipe.policy, recipe.data, recipe.sft
     tokenizer = load_tokenizer(policy.tokenizer.name, recipe_path)
-    encoding = Encoding(tokenizer, data.add_bos, data.add_eos, data.max_input_seq_length)
+    template = template_of(recipe, tokenizer, recipe_path)
+    encoding = Encoding(tokenizer, template, data.add_bos, data.add_eos, data.max_input_seq_length)
     pool = ExamplePool(read_rows(data.train, recipe_path, "data.train"), encoding)
     train_rows, held_out = _split(len(pool), data.train)
     validation_pool, validation_rows = pool, held_out

@@ -1,112 +1,136 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a data set: pairs of prompt and response, from a local JSONL file or from the hub."""
+"""Rows of a data set as conversations, whatever they look like in the file.
+
+Three shapes are read, told apart by their keys: a prompt and a response; chat messages, as the Tulu-3 SFT
+mixture has them (https://huggingface.co/datasets/allenai/tulu-3-sft-mixture); a context, a question and its
+answers, as SQuAD has them (https://huggingface.co/datasets/rajpurkar/squad).
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 from lora_suite.config import ConfigError
 from lora_suite.config.schema import Dataset
 
+ASSISTANT = "assistant"
+"""The role whose messages are learnt."""
+
+_QUESTION = ("context", "question", "answers")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation: who speaks (``system``, ``user``, ``assistant``, …), and the text."""
+
+    role: str
+    content: str
+
 
 @dataclass(frozen=True)
 class Row:
-    """One training example in text. The prompt carries no loss, the response does."""
+    """One training example: a conversation, whose last message is the assistant's.
 
-    prompt: str
-    response: str
-
-
-class Rows(Protocol):
-    """The rows of a data set, by index from 0."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Row: ...
-
-
-def read_rows(dataset: Dataset, recipe_path: Path, key: str) -> Rows:
-    """The rows of a data set; `key` is its place in the recipe (``data.train``), for messages.
-
-    A row that is not a prompt and a response is a ConfigError naming file and line: here for a file, when it
-    is asked for in a data set of the hub.
+    place: file and line, or data set and index, for whoever must say what is wrong with it.
     """
-    rows: Rows
-    if dataset.data_path is not None:
-        rows = list(_read_jsonl(dataset.data_path, dataset, recipe_path, key))
-        source = f"{key}.data_path: {dataset.data_path}"
-    else:
-        rows = HubRows(dataset, key)
-        source = f"{key}.dataset_name: {dataset.dataset_name}"
-    if not rows:
-        raise ConfigError(f"{source} has no rows")
-    return rows
+
+    messages: tuple[Message, ...]
+    place: str = field(default="a row", compare=False)
+
+    @classmethod
+    def of_pair(cls, prompt: str, response: str, place: str = "a row") -> Row:
+        """A prompt, which is not learnt, and a response, which is."""
+        return cls((Message("user", prompt), Message(ASSISTANT, response)), place)
 
 
-def _read_jsonl(path: str, dataset: Dataset, recipe_path: Path, key: str) -> Iterator[Row]:
-    from lora_suite.config.paths import locate, search_folders
+def to_row(value: Any, dataset: Dataset, place: str, key: str) -> Row:
+    """The conversation that one value of a file or data set is.
 
-    found = locate(path, recipe_path)
-    if found is None or not found.is_file():
-        folders = ", ".join(str(folder) for folder in search_folders(recipe_path))
-        raise ConfigError(f"{key}.data_path: there is no file {path} (looked in {folders})")
-    with found.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            place = f"{found}:{number}"
-            try:
-                text = line.decode("utf-8").strip()
-                if not text:
-                    continue
-                value = json.loads(text)
-            except ValueError as error:
-                raise ConfigError(f"{place}: not a line of JSON in UTF-8 ({error})") from error
-            yield _to_row(value, dataset, place, key)
-
-
-class HubRows:
-    """The rows of a data set of the hub, read when they are asked for."""
-
-    def __init__(self, dataset: Dataset, key: str) -> None:
-        from datasets import load_dataset
-        from datasets.exceptions import DatasetNotFoundError
-
-        self._dataset = dataset
-        self._key = key
-        self._name = f"{dataset.dataset_name} ({dataset.split or 'train'})"
-        try:
-            self._loaded: Any = load_dataset(dataset.dataset_name, split=dataset.split or "train")
-        except (DatasetNotFoundError, OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ConfigError(
-                f"{key}.dataset_name: cannot load {self._name} ({reason}); "
-                f"a JSONL file goes into {key}.data_path"
-            ) from error
-
-    def __len__(self) -> int:
-        return len(self._loaded)
-
-    def __getitem__(self, index: int, /) -> Row:
-        return _to_row(self._loaded[index], self._dataset, f"{self._name} row {index}", self._key)
-
-
-def _to_row(value: Any, dataset: Dataset, place: str, key: str) -> Row:
+    key: the data set's place in the recipe (``data.train``), for messages. Raises ConfigError naming the
+    row's place for what is not a row, and for one without anything to learn.
+    """
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{place}: a row is an object with the keys {_wanted(dataset)}, not {value!r:.60}")
-    texts = []
+        raise ConfigError(f"{place}: a row is an object with {_shapes(dataset)}, not {value!r:.60}")
+    if dataset.input_key in value and dataset.output_key in value:
+        row = _of_pair(value, dataset, place, key)
+    elif dataset.chat_key in value:
+        row = Row(tuple(_messages(value, dataset, place, key)), place)
+    elif all(name in value for name in _QUESTION):
+        row = _of_question(value, place)
+    else:
+        _refuse_keys(value, dataset, place, key)
+    if not row.messages[-1].content.strip():
+        raise ConfigError(f"{place}: the response is empty, so there is nothing to learn; drop the row")
+    return row
+
+
+def _of_pair(value: Mapping[str, Any], dataset: Dataset, place: str, key: str) -> Row:
     for setting, name in (("input_key", dataset.input_key), ("output_key", dataset.output_key)):
-        if name not in value:
-            has = ", ".join(sorted(map(str, value))) or "no keys"
-            chat = "; rows of chat messages are not read" if "messages" in value else ""
-            raise ConfigError(f"{place}: no key {name!r} ({key}.{setting}); the row has {has}{chat}")
         if not isinstance(value[name], str):
             raise ConfigError(f"{place}: {name!r} ({key}.{setting}) must be text, not {value[name]!r:.60}")
-        texts.append(value[name])
-    return Row(prompt=texts[0], response=texts[1])
+    return Row.of_pair(value[dataset.input_key], value[dataset.output_key], place)
 
 
-def _wanted(dataset: Dataset) -> str:
-    return f"{dataset.input_key!r} and {dataset.output_key!r}"
+def _messages(value: Mapping[str, Any], dataset: Dataset, place: str, key: str) -> Iterator[Message]:
+    """The messages of a chat row; nothing that a row says is left out in silence."""
+    name = dataset.chat_key
+    messages = value[name]
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise ConfigError(f"{place}: {name!r} ({key}.chat_key) must be a list of messages")
+    if not messages:
+        raise ConfigError(f"{place}: {name!r} is empty; drop the row")
+    if value.get("tools"):
+        raise ConfigError(f"{place}: tools are not read; drop the row")
+    for index, message in enumerate(messages):
+        turn = f"{place}: {name}[{index}]"
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ConfigError(
+                f"{turn}: a message is an object with 'role' and 'content', not {message!r:.60}"
+            )
+        if not isinstance(message.get("content"), str):
+            raise ConfigError(f"{turn}: 'content' must be text, not {message.get('content')!r:.60}")
+        more = sorted(each for each in message if each not in ("role", "content") and message[each])
+        if more:
+            raise ConfigError(f"{turn}: {', '.join(map(repr, more))}: only role and content are read")
+        yield Message(message["role"], message["content"])
+    if messages[-1]["role"] != ASSISTANT:
+        raise ConfigError(
+            f"{place}: the last message is of role {messages[-1]['role']!r}, not {ASSISTANT!r}; "
+            "cut the conversation after the assistant's last message"
+        )
+
+
+def _of_question(value: Mapping[str, Any], place: str) -> Row:
+    """SQuAD's row: the context as system message, the question, and the first of its answers."""
+    answers = value["answers"]
+    texts = answers.get("text") if isinstance(answers, Mapping) else None
+    if not texts:
+        raise ConfigError(f"{place}: the question has no answer ('answers.text' is empty); drop the row")
+    parts = (("system", value["context"]), ("user", value["question"]), (ASSISTANT, texts[0]))
+    for role, text in parts:
+        if not isinstance(text, str):
+            raise ConfigError(
+                f"{place}: context, question and answer must be text, not {text!r:.60} ({role})"
+            )
+    return Row(tuple(Message(role, text) for role, text in parts), place)
+
+
+def _refuse_keys(value: Mapping[str, Any], dataset: Dataset, place: str, key: str) -> NoReturn:
+    has = ", ".join(sorted(map(str, value))) or "no keys"
+    if dataset.input_key in value or dataset.output_key in value:
+        settings = {dataset.input_key: "input_key", dataset.output_key: "output_key"}
+        name = next(each for each in settings if each not in value)
+        raise ConfigError(f"{place}: no key {name!r} ({key}.{settings[name]}); the row has {has}")
+    raise ConfigError(
+        f"{place}: a row has {_shapes(dataset)}, this one has {has}; "
+        f"set {key}.input_key and {key}.output_key, or {key}.chat_key"
+    )
+
+
+def _shapes(dataset: Dataset) -> str:
+    return (
+        f"the keys {dataset.input_key!r} and {dataset.output_key!r}, or {dataset.chat_key!r}, "
+        f"or {', '.join(map(repr, _QUESTION))}"
+    )

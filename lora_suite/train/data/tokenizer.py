@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from lora_suite.config import ConfigError
@@ -12,13 +13,22 @@ from lora_suite.config import ConfigError
 BYTES = "bytes"
 """The value of ``policy.tokenizer.name`` that means the built-in tokenizer."""
 
+PASSTHROUGH = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""The chat template that joins the texts of all messages."""
+
 
 class TextTokenizer(Protocol):
     """What the data side needs of a tokenizer.
 
     bos_id, eos_id: None where the vocabulary has no such token. pad_id fills rows on the right; what it is
-    never matters, because padded positions are ignored by position, not by value.
+    never matters, because padded positions are ignored by position, not by value. chat_template: its own,
+    None where it has none. special_tokens: variables of a template (``bos_token``, …). special_texts: how
+    special tokens are written.
     """
+
+    chat_template: str | None
+    special_tokens: Mapping[str, str]
+    special_texts: Sequence[str]
 
     @property
     def bos_id(self) -> int | None:
@@ -41,7 +51,15 @@ class TextTokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """One token a UTF-8 byte (ids 0 to 255), and three special tokens; needs no files and no network."""
+    """One token a UTF-8 byte (ids 0 to 255), and three special tokens; needs no files and no network.
+
+    Special tokens cannot be written in a text, so that no text can contain one; its own chat template joins
+    the messages' texts.
+    """
+
+    chat_template: str | None = PASSTHROUGH
+    special_tokens: Mapping[str, str] = MappingProxyType({"bos_token": "", "eos_token": "", "pad_token": ""})
+    special_texts: Sequence[str] = ()
 
     bos_id = 256
     eos_id = 257
@@ -66,6 +84,11 @@ class TransformersTokenizer:
         self.eos_id: int | None = tokenizer.eos_token_id
         known = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         self.pad_id: int = next(token for token in known if token is not None)
+        self.chat_template: str | None = tokenizer.get_chat_template() if tokenizer.chat_template else None
+        self.special_tokens: Mapping[str, str] = {
+            name: text for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)
+        }
+        self.special_texts: Sequence[str] = tuple(tokenizer.all_special_tokens)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, without any special token added."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Global batches do not depend on the layout; padding, micro batches and counts by hand."""
+"""Global batches: their order, their fingerprint, and what fills the last one of a validation."""
 
 from __future__ import annotations
 
@@ -7,79 +7,22 @@ import hashlib
 import struct
 from itertools import chain
 
-import numpy as np
-import pytest
-
 from lora_suite.train.batch import IGNORED
-from lora_suite.train.data.batches import GlobalBatch, Slicing, plan_steps, plan_validation
-from lora_suite.train.data.examples import Encoding, Example, ExamplePool
+from lora_suite.train.data.batches import GlobalBatch, plan_steps, plan_validation
+from lora_suite.train.data.examples import ExamplePool
 from lora_suite.train.data.rows import Row
-from lora_suite.train.data.tokenizer import ByteTokenizer
-from lora_suite.train.topology import Axis
+from tests.train.data.examples_of import example
+from tests.train.data.examples_of import pool_of as pool_of_rows
 
 PAD = 258
 
 
-def example(*tokens: int, first_target: int = 1) -> Example:
-    return Example(np.array(tokens, dtype=np.int32), first_target)
-
-
 def pool_of(count: int) -> ExamplePool:
-    rows = [Row(f"{number:03d}", "x" * (1 + number % 5)) for number in range(count)]
-    return ExamplePool(rows, Encoding(ByteTokenizer(), True, True, 64))
+    return pool_of_rows([Row.of_pair(f"{number:03d}", "x" * (1 + number % 5)) for number in range(count)])
 
 
 def prompts(batches: list[GlobalBatch]) -> list[list[str]]:
     return [["".join(map(chr, each.tokens[1:4].tolist())) for each in batch.examples] for batch in batches]
-
-
-def slicing(micro: int = 2, multiple: int = 1, fixed: int | None = None) -> Slicing:
-    return Slicing(micro, multiple, fixed, PAD)
-
-
-def test_micro_batches_are_padded_on_the_right_to_their_longest_row() -> None:
-    batch = GlobalBatch((example(1, 2, 3), example(4, 5), example(6, 7), example(8, 9, 10, 11, 12)))
-    first, second = slicing(multiple=4).micro_batches(batch, Axis(0, 1))
-    assert first.input_ids.tolist() == [[1, 2, 3, PAD], [4, 5, PAD, PAD]]
-    assert first.labels.tolist() == [[2, 3, IGNORED, IGNORED], [5, IGNORED, IGNORED, IGNORED]]
-    assert list(second.input_ids.shape) == [2, 8]
-    assert first.slots + second.slots == slicing(multiple=4).slots(batch, 1) == 24
-    assert (batch.tokens, batch.supervised) == (12, 8)
-
-
-def test_fixed_length() -> None:
-    batch = GlobalBatch((example(1, 2), example(3, 4)))
-    (micro,) = slicing(fixed=6).micro_batches(batch, Axis(0, 1))
-    assert list(micro.input_ids.shape) == [2, 6]
-
-
-def test_three_counts_of_one_batch() -> None:
-    # Two rows of three and seven tokens in eight slots each, six of them supervised:
-    # https://github.com/huggingface/transformers/issues/29889
-    rows = (example(1, 2, 3, first_target=2), example(*range(10, 17), first_target=2))
-    batch = GlobalBatch(rows)
-    assert slicing(multiple=8).slots(batch, 1) == 16
-    assert (batch.tokens, batch.supervised) == (10, 6)
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("micro", [1, 2])
-def test_ranks_together_have_every_row_once_and_in_order(size: int, micro: int) -> None:
-    (batch,) = plan_steps(pool_of(8), range(8), 8, steps=1, epochs=1, seed=3)
-    rows = [
-        [token for token in row if token != PAD]
-        for index in range(size)
-        for each in slicing(micro).micro_batches(batch, Axis(index, size))
-        for row in each.input_ids.tolist()
-    ]
-    assert rows == [each.tokens.tolist() for each in batch.examples]
-
-
-def test_slots_are_those_of_all_ranks() -> None:
-    (batch,) = plan_steps(pool_of(8), range(8), 8, steps=1, epochs=1, seed=3)
-    for size in (1, 2, 4):
-        made = [slicing(2, 8).micro_batches(batch, Axis(index, size)) for index in range(size)]
-        assert slicing(2, 8).slots(batch, size) == sum(each.slots for rank in made for each in rank)
 
 
 def test_every_epoch_has_every_row_in_an_order_of_its_own() -> None:
@@ -103,8 +46,8 @@ def test_too_few_rows_give_no_batch() -> None:
 
 
 def test_dropped_rows_shift_none_of_the_others() -> None:
-    rows = [Row("aaa", "b"), Row("x" * 90, "b"), Row("ccc", "d"), Row("eee", "f")]
-    pool = ExamplePool(rows, Encoding(ByteTokenizer(), True, True, 64))
+    pairs = (("aaa", "b"), ("x" * 90, "b"), ("ccc", "d"), ("eee", "f"))
+    pool = pool_of_rows([Row.of_pair(*pair) for pair in pairs])
     assert prompts(plan_steps(pool, range(4), 3, 1, 1, None)) == [["aaa", "ccc", "eee"]]
 
 
@@ -124,5 +67,5 @@ def test_the_fingerprint_is_of_tokens_and_labels_alone() -> None:
     words = [3, 1, 2, 3, 2, 3, IGNORED, 2, 4, 5, 5, IGNORED]
     assert batch.fingerprint == hashlib.sha256(struct.pack(f"<{len(words)}q", *words)).hexdigest()[:16]
     assert GlobalBatch((example(4, 5), example(1, 2, 3))).fingerprint != batch.fingerprint
-    assert GlobalBatch((example(1, 2, 3, first_target=2), example(4, 5))).fingerprint != batch.fingerprint
+    assert GlobalBatch((example(1, 2, 3, first=2), example(4, 5))).fingerprint != batch.fingerprint
     assert GlobalBatch((example(1, 2), example(3, 4, 5))).fingerprint != batch.fingerprint
