@@ -8,6 +8,7 @@ from itertools import groupby
 
 from lora_suite.plan.audit.baseline import Compared
 from lora_suite.plan.audit.finding import KINDS, AuditFinding, AuditReport, GpuHours
+from lora_suite.report.words import markdown_text
 
 EXAMPLES = 3
 
@@ -36,8 +37,8 @@ def markdown(report: AuditReport, compared: Compared) -> str:
     for kind, findings in groups:
         lines += ["", f"## {kind}", "", f"{KINDS[kind].title}. Remedy: {KINDS[kind].remedy}.", ""]
         for finding in findings:
-            lines.append(f"- `{finding.where}`: {_escaped(finding.message)}")
-            lines += [f"  - {_escaped(line)}" for line in finding.details]
+            lines.append(f"- `{finding.where}`: {markdown_text(finding.message)}")
+            lines += [f"  - {markdown_text(line)}" for line in finding.details]
     return "\n".join(lines) + "\n"
 
 
@@ -83,8 +84,3 @@ def _summary(report: AuditReport, compared: Compared) -> str:
     known = f", {compared.known} in the baseline" if compared.known else ""
     gone = f"; {compared.gone} of the baseline are gone, record it anew" if compared.gone else ""
     return f"{report.scripts} scripts, {report.checks} checks: {len(compared.new)} findings{known}{gone}"
-
-
-def _escaped(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    return "".join(f"\\{character}" if character in "\\`*_[]<>|#" else character for character in text)

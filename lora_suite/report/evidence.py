@@ -109,8 +109,13 @@ def phase_text(phases: Sequence[PhaseDelta]) -> str:
 
 def arm_runs(verdict: SuiteVerdict, pair: PairVerdict, arm: str) -> list[RunVerdict]:
     """The runs of an arm: those made for the pair, else (a pair that reuses runs) all of its case."""
-    runs = [run for run in verdict.runs if run.case == pair.arms.get(arm)]
+    runs = measured_runs([run for run in verdict.runs if run.case == pair.arms.get(arm)])
     return [run for run in runs if run.pair == pair.name] or runs
+
+
+def measured_runs(runs: Sequence[RunVerdict]) -> list[RunVerdict]:
+    """The runs less those that only warm the machine (repeat 0), whose figures count nowhere."""
+    return [run for run in runs if run.repeat > 0]
 
 
 def _arm_change(verdict: SuiteVerdict, pair: PairVerdict, check: PairCheckVerdict, form: PairForm) -> str:

@@ -7,7 +7,9 @@ import re
 
 from junitparser import Error, Failure, JUnitXml, TestCase, TestSuite
 
-from lora_suite.judge.verdict import PairVerdict, RunVerdict, State, SuiteVerdict
+from lora_suite.judge.verdict import PairCheckVerdict, PairVerdict, RunVerdict, State, SuiteVerdict
+from lora_suite.report.evidence import cause
+from lora_suite.report.words import detects
 
 # Control characters (colours of a quoted log) that XML 1.0 cannot hold at all.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -32,7 +34,7 @@ def render(verdict: SuiteVerdict) -> str:
 
 
 def _run_cases(run: RunVerdict) -> list[TestCase]:
-    own = _case(run.case, f"run {run.repeat}", run.own_state, run.message)
+    own = _case(run.case, f"run {run.repeat}", run.own_state, run.message, "\n".join(run.health))
     if run.seconds is not None:
         own.time = round(run.seconds, 3)
     return [
@@ -47,11 +49,18 @@ def _run_cases(run: RunVerdict) -> list[TestCase]:
 def _pair_cases(pair: PairVerdict) -> list[TestCase]:
     return [
         _case(pair.name, "comparable and complete", pair.own_state, pair.message, "\n".join(pair.notes)),
-        *(
-            _case(pair.name, check.expression, check.state, check.message, check.value)
-            for check in pair.checks
-        ),
+        *(_case(pair.name, check.expression, check.state, *_told(pair, check)) for check in pair.checks),
     ]
+
+
+def _told(pair: PairVerdict, check: PairCheckVerdict) -> tuple[str, str]:
+    """A pair check's message, and its value with what is behind it."""
+    found = [check.value]
+    if check.effect is not None:
+        found.append(f"detects {detects(check.effect.smallest_detectable)}")
+    if check.state != "PASS" and pair.attribution is not None:
+        found.append(f"cause: {cause(pair.attribution)}")
+    return check.message, "\n".join(filter(None, found))
 
 
 def _case(group: str, name: str, state: State, message: str, value: str = "") -> TestCase:

@@ -17,10 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from lora_suite.judge.verdict import PairCheckVerdict, PairVerdict, RunVerdict, State, SuiteVerdict, worst
-from lora_suite.report.evidence import Evidence
+from lora_suite.report.evidence import Evidence, measured_runs
 from lora_suite.report.glyphs import encodable, in_ascii, interval_bar, sparkline
 from lora_suite.report.problems import Problem, health_flags, problems, short_name
-from lora_suite.report.words import count, duration, outcome, shortened
+from lora_suite.report.words import count, detects, duration, interval, outcome, shortened
 
 # Lines that a verdict may take on a terminal, and those that problems get however long the tables are.
 _LINES = 20
@@ -28,9 +28,6 @@ _PROBLEM_LINES = 6
 # Width that no table reaches: where the output is no terminal, nothing is to be cut.
 _UNLIMITED = 10_000
 _INDENT = "     "
-
-# A change so large that its size says no more.
-_MUCH = 10.0
 
 # Red, green and magenta can be read on light and on dark ground; yellow and blue cannot.
 STYLES: dict[State, str] = {
@@ -120,7 +117,7 @@ def _case_table(runs: Sequence[RunVerdict]) -> Table:
 
 
 def _figure(runs: Sequence[RunVerdict], name: str, combine: Callable[[list[float]], float], form: str) -> str:
-    values = [run.summary[name] for run in runs if name in run.summary]
+    values = [run.summary[name] for run in measured_runs(runs) if name in run.summary]
     return form.format(combine(values)) if values else "-"
 
 
@@ -142,14 +139,7 @@ def _effect_cells(check: PairCheckVerdict) -> tuple[str, str, str, str]:
     effect = check.effect
     if effect is None:
         return shortened(check.value), "-", limit, "-"
-    detects = _percent(effect.smallest_detectable)
-    return f"{effect.estimate:.3f}", f"[{effect.low:.3f}, {effect.high:.3f}]", limit, detects
-
-
-def _percent(smallest: float | None) -> str:
-    if smallest is None:
-        return "-"
-    return f"≥ {100 * smallest:.1f} %" if smallest < _MUCH else f"> {100 * _MUCH:.0f} %"
+    return f"{effect.estimate:.3f}", interval(effect), limit, detects(effect.smallest_detectable)
 
 
 def _problem_lines(found: Sequence[Problem], room: int, console: Console) -> list[Text]:

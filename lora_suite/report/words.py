@@ -7,6 +7,9 @@ from typing import Literal
 
 from lora_suite.judge.verdict import Effect, State, SuiteVerdict, worst
 
+# A change so large that its size says no more.
+_MUCH = 10.0
+
 
 def change_text(effect: Effect) -> str:
     """A ratio as a change with its interval: `+3.1 % [+2.6, +3.6]`."""
@@ -44,12 +47,30 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def interval(effect: Effect) -> str:
+    """`[0.880, 0.985]`."""
+    return f"[{effect.low:.3f}, {effect.high:.3f}]"
+
+
+def detects(smallest: float | None) -> str:
+    """The smallest change that could have been seen: `≥ 1.4 %`; one so large that its size says no more is
+    `> 1000 %`."""
+    if smallest is None:
+        return "-"
+    return f"≥ {100 * smallest:.1f} %" if smallest < _MUCH else f"> {100 * _MUCH:.0f} %"
+
+
 def shortened(value: str) -> str:
     """A value in a table's width; what is no number stays as it is."""
     try:
         return f"{float(value):.3g}"
     except ValueError:
         return value or "-"
+
+
+def markdown_text(text: str) -> str:
+    """Text that Markdown shows as it is, within one line."""
+    return "".join(f"\\{character}" if character in "\\`*_[]<>|#~" else character for character in text)
 
 
 def outcome(verdict: SuiteVerdict) -> State | Literal["INTERRUPTED"]:

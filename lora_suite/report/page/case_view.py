@@ -17,6 +17,7 @@ from lora_suite.judge.verdict import (
     SuiteVerdict,
     worst,
 )
+from lora_suite.report.evidence import measured_runs
 from lora_suite.report.page.charts import Chart, Curve, line_chart
 from lora_suite.report.page.series import curves_of, memory_metric, x_label
 from lora_suite.report.problems import case_anchor, check_anchor, run_anchor
@@ -82,7 +83,8 @@ class CaseView:
 
     def figure(self, name: str) -> float | None:
         """A summary figure: the median over runs, of memory the greatest; None where none was measured."""
-        values = [run.verdict.summary[name] for run in self.runs if name in run.verdict.summary]
+        runs = measured_runs([run.verdict for run in self.runs])
+        values = [run.summary[name] for run in runs if name in run.summary]
         if not values:
             return None
         return max(values) if name == "peak_memory_gib" else statistics.median(values)
@@ -97,7 +99,7 @@ def case_view(verdict: SuiteVerdict, case: str) -> CaseView:
         state=worst([run.state for run in runs]),
         runs=[RunView(run_anchor(run), run) for run in runs],
         checks=_checks(case, runs),
-        charts=_charts(runs),
+        charts=_charts(measured_runs(runs)),
         history=[view for each in verdict.history if each.case == case if (view := _history(each))],
         not_judged=list(dict.fromkeys(reason for run in runs for reason in run.not_judged)),
     )

@@ -16,7 +16,7 @@ from lora_suite.report.page.pair_view import pair_view
 from lora_suite.report.problems import health_flags, problems
 from lora_suite.report.reproduce import command
 from lora_suite.report.terminal import STYLES
-from lora_suite.report.words import count, duration, figure, outcome
+from lora_suite.report.words import count, detects, duration, figure, interval, outcome
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -57,7 +57,7 @@ def _environment() -> Environment:
     )
     environment.filters["figure"] = _figure
     environment.filters["duration"] = duration
-    environment.globals["count"] = count
+    environment.globals |= {"count": count, "detects": detects, "interval": interval}
     return environment
 
 
