@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shlex
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from lora_suite.campaign.execute import BROKE, Launcher, execute
 from lora_suite.config.errors import ConfigError
+from lora_suite.judge.environments import environment_facts
 from lora_suite.judge.verdict import SuiteVerdict
 from lora_suite.launch.external import refuse_leftovers
 from lora_suite.launch.local import LocalLauncher
@@ -22,10 +24,10 @@ from lora_suite.launch.record import write_json_atomically
 from lora_suite.plan.lint import Finding, blocking, lint_plan
 from lora_suite.plan.load import load_plan
 from lora_suite.plan.model import Plan
-from lora_suite.report import junit, terminal
+from lora_suite.report import github, terminal
+from lora_suite.report.formats import store
 
 VERDICT = "verdict.json"
-JUNIT = "junit.xml"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,16 @@ class Request:
     results: Path = Path("results")
     keep: bool = False
     budget_minutes: float | None = None
+
+    @property
+    def command(self) -> str:
+        """What to type to run the same again."""
+        words = ["lora-suite", "run", str(self.suite), *self.overrides]
+        words += [word for arm in self.arm_overrides for word in ("--arm", arm)]
+        words += ["-k", self.select] if self.select is not None else []
+        words += ["--repeats", str(self.repeats)] if self.repeats is not None else []
+        words += ["--budget", f"{self.budget_minutes:g}m"] if self.budget_minutes is not None else []
+        return shlex.join(words)
 
     def plan(self) -> Plan:
         """Resolve the suite; raises ConfigError."""
@@ -95,10 +107,12 @@ def run_campaign(
     refuse_leftovers(plan)
     results = results_folder(request.results, plan.suite)
     verdict = execute(plan, results, launcher or LocalLauncher(), console, keep=request.keep)
+    verdict.command, verdict.environments = request.command, environment_facts(verdict.runs)
     unstored = _store(verdict, results)
     # Nobody may be watching any more (a closed pipe, a lost terminal): the verdict counts all the same.
     with contextlib.suppress(OSError):
         terminal.render(verdict, console)
+        github.annotate(verdict)
         if unstored:
             console.print(Text(f"error: {unstored}; the verdict above is not stored"), soft_wrap=True)
     exit_code = max(verdict.exit_code, BROKE) if unstored else verdict.exit_code
@@ -115,11 +129,11 @@ def refuse_errors(plan: Plan) -> list[Finding]:
 
 
 def _store(verdict: SuiteVerdict, results: Path) -> str | None:
-    """Write the verdict and its JUnit form; return why that failed, if it did."""
+    """Write the verdict and its reports; return why that failed, if it did."""
     try:
         with undisturbed():
             write_json_atomically(results / VERDICT, verdict.model_dump(mode="json"))
-            (results / JUNIT).write_text(junit.render(verdict), encoding="utf-8")
+            store(verdict, results)
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
     return None

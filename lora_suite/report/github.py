@@ -8,6 +8,7 @@ The format is GitHub's workflow command, `::error file=F,line=L,title=T::message
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from lora_suite.judge.verdict import SuiteVerdict
@@ -31,9 +32,11 @@ def render(verdict: SuiteVerdict, root: Path | None = None) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def wanted() -> bool:
-    """Whether a job of GitHub Actions reads what is printed."""
-    return os.environ.get("GITHUB_ACTIONS") == "true"
+def annotate(verdict: SuiteVerdict) -> None:
+    """Print the annotations where a job of GitHub Actions reads them; nothing anywhere else."""
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        sys.stdout.write(render(verdict))
+        sys.stdout.flush()
 
 
 def _line(problem: Problem, root: Path) -> str:
