@@ -47,7 +47,8 @@ def model_linears(shape: ModelShape) -> tuple[Linear, ...]:
     for index in range(shape.layers):
         if shape.hybrid is None:
             layers += _attention(shape, index, f"model.layers.{index}.self_attn")
-            layers += _gated_mlp(shape, index, f"model.layers.{index}.mlp")
+            mlp = _gated_mlp if shape.moe is None else _experts
+            layers += mlp(shape, index, f"model.layers.{index}.mlp")
         else:
             layers += _mixer(shape, shape.hybrid, index, f"model.layers.{index}.mixer")
     return (*layers, Linear("lm_head", shape.hidden, shape.vocab, None, "head"))
@@ -85,6 +86,16 @@ def _gated_mlp(shape: ModelShape, layer: int, prefix: str) -> Iterator[Linear]:
     yield Linear(f"{prefix}.gate_proj", shape.hidden, shape.intermediate, layer, "gate", shape.mlp_bias)
     yield Linear(f"{prefix}.up_proj", shape.hidden, shape.intermediate, layer, "up", shape.mlp_bias)
     yield Linear(f"{prefix}.down_proj", shape.intermediate, shape.hidden, layer, "down", shape.mlp_bias)
+
+
+def _experts(shape: ModelShape, layer: int, prefix: str) -> Iterator[Linear]:
+    """The router and the stacks of gated experts that stand in place of one MLP."""
+    assert shape.moe is not None
+    moe, hidden = shape.moe, shape.hidden
+    stack = (False, moe.experts, moe.active)
+    yield Linear(f"{prefix}.gate", hidden, moe.experts, layer, "router")
+    yield Linear(f"{prefix}.experts.gate_up_proj", hidden, 2 * moe.intermediate, layer, "experts", *stack)
+    yield Linear(f"{prefix}.experts.down_proj", moe.intermediate, hidden, layer, "experts", *stack)
 
 
 def _mixer(shape: ModelShape, hybrid: HybridShape, layer: int, prefix: str) -> Iterator[Linear]:

@@ -132,3 +132,22 @@ def _limits(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
         yield f"policy.tokenizer.name: bytes needs {BYTES_VOCABULARY} ids, but the model has {shape.vocab}"
     if policy.backend == "megatron" and shape.hybrid is not None:
         yield f"policy.model_name: the megatron backend does not build {shape.family} models"
+    if shape.moe is not None:
+        yield from _experts(recipe, shape)
+
+
+def _experts(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
+    """What is not available for a model with routed experts."""
+    policy = recipe.policy
+    if policy.backend == "dtensor":
+        yield f"policy.model_name: the dtensor backend does not build {shape.family} models"
+        return
+    size = policy.megatron_cfg.tensor_model_parallel_size
+    if size > 1:
+        key = "policy.megatron_cfg.tensor_model_parallel_size"
+        yield f"{key} is {size}, but routed experts are not split; set 1"
+    if not policy.lora.enabled:
+        yield (
+            f"policy.megatron_cfg.lora_cfg.enabled is false, but of {shape.family} models only adapters are "
+            f"trained; set true"
+        )

@@ -12,9 +12,9 @@ from lora_suite.config.errors import ConfigError
 from lora_suite.config.models import read_config
 from lora_suite.config.nearest import nearest
 
-Family = Literal["llama", "qwen2", "qwen3", "nemotron_h"]
+Family = Literal["llama", "qwen2", "qwen3", "qwen3_moe", "nemotron_h"]
 Mixer = Literal["mamba", "attention", "mlp", "moe"]
-_FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3", "nemotron_h")
+_FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3", "qwen3_moe", "nemotron_h")
 _PATTERN: dict[str, Mixer] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _QWEN3_HEAD_DIM = 128  # transformers' default for that family, whatever the hidden size
 
@@ -43,11 +43,21 @@ class HybridShape:
 
 
 @dataclass(frozen=True)
+class MoeShape:
+    """In place of every MLP: `experts` of width `intermediate`, of which a token meets `active`."""
+
+    experts: int
+    active: int
+    intermediate: int
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """Sizes of a decoder: all counts of channels, heads, layers or ids.
 
     tied_head: the head is the embedding. qkv_bias, o_bias, mlp_bias: which linears have a bias. qk_norm:
-    queries and keys are normalised a head. hybrid: None for a plain transformer.
+    queries and keys are normalised a head. hybrid: None for a plain transformer. moe: experts in place of the
+    MLPs of a plain transformer, where it has any; `intermediate` then is of no layer.
     """
 
     family: Family
@@ -65,6 +75,7 @@ class ModelShape:
     mlp_bias: bool
     max_positions: int
     hybrid: HybridShape | None = None
+    moe: MoeShape | None = None
 
     @property
     def attention_layers(self) -> int:
@@ -96,12 +107,29 @@ def read_shape(path: Path) -> ModelShape:
         intermediate=reader.count("intermediate_size"),
         vocab=reader.count("vocab_size"),
         tied_head=reader.flag("tie_word_embeddings"),
-        qk_norm=family == "qwen3",
+        qk_norm=family in ("qwen3", "qwen3_moe"),
         qkv_bias=family == "qwen2" or attention_bias,
         o_bias=attention_bias and family != "qwen2",
         mlp_bias=reader.flag("mlp_bias") and family in ("llama", "nemotron_h"),
         max_positions=reader.count("max_position_embeddings"),
         hybrid=_hybrid(reader) if family == "nemotron_h" else None,
+        moe=_moe(reader) if family == "qwen3_moe" else None,
+    )
+
+
+def _moe(reader: _Reader) -> MoeShape:
+    """Read the experts of a model that has them in every layer; raises ConfigError for any other."""
+    if reader.config.get("decoder_sparse_step", 1) != 1 or reader.config.get("mlp_only_layers"):
+        raise ConfigError(
+            f"{reader.path}: decoder_sparse_step and mlp_only_layers leave plain MLPs in some layers; only "
+            f"models with experts in every layer are known"
+        )
+    # transformers writes the count under another name than the hub's files have.
+    key = "num_local_experts" if "num_local_experts" in reader.config else "num_experts"
+    return MoeShape(
+        experts=reader.count(key),
+        active=reader.count("num_experts_per_tok"),
+        intermediate=reader.count("moe_intermediate_size"),
     )
 
 

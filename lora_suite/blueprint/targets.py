@@ -36,6 +36,14 @@ _MEGATRON = {
 }
 
 
+# Why what is no linear takes no adapter, and what the linears in a stack of experts are called elsewhere.
+_BARE: dict[Kind, str] = {
+    "experts": "routed experts, which are stacked tensors and take no adapter here",
+    "router": "the router of experts, which takes no adapter here",
+}
+_STACKED = {"gate_up_proj": ("gate_proj", "up_proj", "linear_fc1"), "down_proj": ("linear_fc2",)}
+
+
 @dataclass(frozen=True)
 class AdapterSite:
     """One adapter to be: the linear it belongs to, A [rank, in_features], B [out_features, rank].
@@ -150,6 +158,16 @@ def _fused(linears: Iterable[Linear]) -> Iterator[_Candidate]:
         yield _Candidate(site, (name,), (*(member.name for member in members), *canonical))
 
 
+def _names_kind(entry: str, kind: Kind, linears: Sequence[Linear]) -> bool:
+    """Whether an entry names something of this kind, or a linear in a stack of this kind."""
+    return any(
+        _names(entry, linear.name, False)
+        or entry.rpartition(".")[2] in _STACKED.get(linear.name.rpartition(".")[2], ())
+        for linear in linears
+        if linear.kind == kind
+    )
+
+
 def _refuse_unmatched(
     entries: Sequence[str], candidates: Sequence[_Candidate], linears: Sequence[Linear], where: str
 ) -> None:
@@ -161,16 +179,14 @@ def _refuse_unmatched(
     reasons = []
     for entry in unmatched:
         whole = next((c for c in candidates if any(_names(entry, part, False) for part in c.parts)), None)
-        experts = any(linear.kind == "experts" and _names(entry, linear.name, False) for linear in linears)
+        bare = next((reason for kind, reason in _BARE.items() if _names_kind(entry, kind, linears)), None)
         if whole is not None:
             reasons.append(
                 f"{entry!r} is a part of {whole.site.kind}, which fused: true adapts as one; "
                 f"name {whole.site.kind}, or set fused: false"
             )
-        elif experts:
-            reasons.append(
-                f"{entry!r} names routed experts, which are stacked tensors and take no adapter here"
-            )
+        elif bare is not None:
+            reasons.append(f"{entry!r} names {bare}")
         else:
             near = nearest(entry, known)
             reasons.append(f"{entry!r} matches no linear" + (f"; the nearest is {near[0]}" if near else ""))

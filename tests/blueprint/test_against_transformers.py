@@ -35,6 +35,12 @@ VARIANTS = {
     },
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3"},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    },
     "qwen3 without head_dim": {"model_type": "qwen3", "head_dim": None, "attention_bias": True},
 }
 

@@ -17,6 +17,7 @@ from tests.blueprint.helpers import MODELS, shape_of, t2_linears
         ("qwen3-0.6b.json", 596_049_920),
         ("nemotron-3-nano-30b-a3b.json", 31_577_937_344),
         ("tiny-llama.json", 115_008),
+        ("tiny-qwen3-moe.json", 165_248),
     ],
 )
 def test_parameter_counts_of_the_shipped_models(file, count):

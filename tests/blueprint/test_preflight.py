@@ -66,6 +66,15 @@ def test_sequence_parallelism_splits_the_sequence():
         load_recipe(TINY_MEGATRON, [odd, any_length, parallel])
 
 
+def test_experts_are_neither_split_nor_trained_and_only_megatron_builds_them():
+    experts = "policy.model_name=models/tiny-qwen3-moe.json"
+    lora = "policy.megatron_cfg.lora_cfg.enabled=true"
+    assert check(TINY_MEGATRON, experts, f"{TP}=1", lora).trainable_params == 7_168
+    assert f"{TP} is 2, but routed experts are not split; set 1" in refusal(TINY_MEGATRON, experts, lora)
+    assert "only adapters are trained" in refusal(TINY_MEGATRON, experts, f"{TP}=1")
+    assert "the dtensor backend does not build qwen3_moe models" in refusal(TINY_LORA, experts)
+
+
 def test_pipeline_parallel_size_must_divide_the_layers():
     check(TINY_MEGATRON, f"{PP}=2", "cluster.gpus_per_node=4")
     text = refusal(TINY_MEGATRON, f"{PP}=3", f"{TP}=1", "cluster.gpus_per_node=3")

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from lora_suite.blueprint import read_shape
+from lora_suite.blueprint.shape import MoeShape
 from lora_suite.config.errors import ConfigError
 from tests.blueprint.helpers import MODELS, T2, shape_of
 
@@ -53,12 +54,29 @@ def test_the_hybrid_model_has_its_three_kinds_of_layer():
     assert (shape.hybrid.experts, shape.hybrid.experts_per_token) == (128, 6)
 
 
+def test_experts_stand_in_place_of_every_mlp(tmp_path):
+    shape = read_shape(MODELS / "tiny-qwen3-moe.json")
+    assert shape.moe == MoeShape(experts=8, active=2, intermediate=32)
+    assert shape.qk_norm
+    # What transformers writes when it saves a model.
+    saved = shape_of(
+        tmp_path,
+        model_type="qwen3_moe",
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        mlp_only_layers=[],
+    )
+    assert saved.moe == shape.moe
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (
             {"model_type": "qwen"},
-            "model_type 'qwen' is not known; known are llama, qwen2, qwen3, nemotron_h (the nearest is qwen",
+            "model_type 'qwen' is not known; known are llama, qwen2, qwen3, qwen3_moe, nemotron_h "
+            "(the nearest is qwen",
         ),
         ({"model_type": None}, "model_type None is not known"),
         ({"hidden_size": None}, "hidden_size is missing"),
@@ -73,6 +91,9 @@ def test_the_hybrid_model_has_its_three_kinds_of_layer():
             "hybrid_override_pattern must have 2 letters",
         ),
         ({"model_type": "nemotron_h", "hybrid_override_pattern": "MX"}, "out of M * - E"),
+        ({"model_type": "qwen3_moe"}, "num_experts is missing"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "only models with experts in every layer"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "only models with experts in every layer"),
     ],
 )
 def test_bad_files_name_file_and_key(tmp_path, changes, message):

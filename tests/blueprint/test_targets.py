@@ -171,6 +171,27 @@ def test_the_hybrid_model_is_adapted_where_it_has_plain_linears():
                 select_sites(linears, lora, False, "here")
 
 
+def test_experts_and_their_router_are_never_adapted_and_say_why():
+    linears = model_linears(read_shape(MODELS / "tiny-qwen3-moe.json"))
+    for lora in (dtensor(), megatron()):
+        sites = select_sites(linears, lora, False, "here")
+        # 2 · 8 · (128 + 96 + 96 + 128): q, k, v, o of two layers
+        assert count(sites) == (8, 7_168)
+    assert count(select_sites(linears, megatron(fused=True), False, "here")) == (4, 5_120)
+    for entry, message in [
+        ("gate_proj", "'gate_proj' names routed experts"),
+        ("model.layers.0.mlp.experts.3.down_proj", "matches no linear"),
+        ("down_proj", "'down_proj' names routed experts"),
+        ("linear_fc1", "'linear_fc1' names routed experts"),
+        ("*.mlp.gate", "names the router of experts"),
+        ("gate", "'gate' names the router of experts, which takes no adapter here"),
+    ]:
+        for lora in (megatron(target_modules=[entry]), megatron(target_modules=[entry], fused=True)):
+            with pytest.raises(ConfigError) as caught:
+                select_sites(linears, lora, False, "here")
+            assert message in str(caught.value)
+
+
 NAMES = st.lists(
     st.sampled_from(["q", "*", ".", "_proj", "model", "layers", "0", "lm_head"]), max_size=6
 ).map("".join)

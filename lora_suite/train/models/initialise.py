@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from lora_suite.blueprint.linears import model_linears
+from lora_suite.blueprint.linears import Linear, model_linears
 from lora_suite.blueprint.shape import ModelShape
 
 Kind = Literal["normal", "ones", "zeros"]
@@ -62,9 +62,10 @@ def draw(
 
 
 def llama_weights(shape: ModelShape) -> list[Weight]:
-    """Every tensor of a Llama-shaped model (families llama, qwen2, qwen3), the norms last.
+    """Every tensor of a Llama-shaped model (families llama, qwen2, qwen3, qwen3_moe), the norms last.
 
-    A tied head is not listed: it is the embedding. Raises ValueError for a hybrid model.
+    A tied head is not listed: it is the embedding. Experts are listed one by one, as in the hub's files.
+    Raises ValueError for a hybrid model.
     """
     if shape.hybrid is not None:
         raise ValueError(f"a {shape.family} model is not Llama-shaped")
@@ -72,10 +73,23 @@ def llama_weights(shape: ModelShape) -> list[Weight]:
     for linear in model_linears(shape):
         if linear.kind == "head" and shape.tied_head:
             continue
+        if linear.kind == "experts":
+            weights += _experts(linear)
+            continue
         weights.append(Weight(f"{linear.name}.weight", (linear.out_features, linear.in_features)))
         if linear.bias:
             weights.append(Weight(f"{linear.name}.bias", (linear.out_features,)))
     return weights + list(_norms(shape))
+
+
+def _experts(stack: Linear) -> Iterator[Weight]:
+    """The weights of a stack of experts, each under the name of its own linear."""
+    prefix, _, name = stack.name.rpartition(".")
+    parts = ("gate_proj", "up_proj") if name == "gate_up_proj" else (name,)
+    for index in range(stack.count):
+        for part in parts:
+            size = (stack.out_features // len(parts), stack.in_features)
+            yield Weight(f"{prefix}.{index}.{part}.weight", size)
 
 
 def _norms(shape: ModelShape) -> Iterator[Weight]:

@@ -23,6 +23,7 @@ class Architecture:
     """A Llama-like decoder: whole sizes, and the numbers that its configuration adds to them.
 
     rope_factor: factor of Llama 3's rotary scaling, None without it. init_std: of the first weights.
+    routes_sum_to_one: whether the weights of a token's experts are divided by their sum.
     """
 
     shape: ModelShape
@@ -30,6 +31,7 @@ class Architecture:
     rope_base: float
     rope_factor: float | None
     init_std: float
+    routes_sum_to_one: bool
 
     @classmethod
     def read(cls, shape: ModelShape, config: Mapping[str, Any]) -> Architecture:
@@ -46,7 +48,14 @@ class Architecture:
         if shape.mlp_bias:
             raise _refusal("mlp_bias", True, "MLPs have no biases")
         base, factor = _rope(config)
-        return cls(shape, config["rms_norm_eps"], base, factor, config.get("initializer_range", 0.02))
+        return cls(
+            shape,
+            config["rms_norm_eps"],
+            base,
+            factor,
+            config.get("initializer_range", 0.02),
+            config.get("norm_topk_prob", False),
+        )
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, float | None]:

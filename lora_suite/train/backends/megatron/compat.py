@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,19 @@ class _CudaIsCpu(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _Stream:
+    """The one stream of a CPU, and the event of having come so far in it: nothing is ever waited for."""
+
+    def record_event(self) -> _Stream:
+        return self
+
+    def synchronize(self) -> None:
+        pass
+
+
+_THE_STREAM = _Stream()
+
+
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     original = getattr(owner, name)
@@ -55,7 +68,9 @@ def without_cuda() -> Iterator[None]:
         stack.enter_context(_CudaIsCpu())
         for owner, name, value in (
             (torch.cuda, "current_device", lambda: torch.device("cpu")),
-            (torch.cuda, "current_stream", lambda: None),
+            (torch.cuda, "current_stream", lambda: _THE_STREAM),
+            (torch.cuda, "Stream", lambda: _THE_STREAM),
+            (torch.cuda, "stream", nullcontext),
             (torch.cuda, "synchronize", lambda: None),
             (megatron_random, "_get_cuda_rng_state", lambda **_: torch.empty(0)),
             (megatron_random, "_set_cuda_rng_state", lambda *_, **__: None),

@@ -17,7 +17,7 @@ from lora_suite.config.schema import Megatron
 from lora_suite.train.backends.megatron.architecture import Architecture
 from lora_suite.train.backends.megatron.compat import mlp_submodules
 from lora_suite.train.backends.megatron.lora import LoraColumnParallelLinear, LoraRowParallelLinear
-from lora_suite.train.backends.megatron.modules import RMSNorm, SdpaAttention
+from lora_suite.train.backends.megatron.modules import RMSNorm, Router, SdpaAttention
 
 
 def transformer_config(
@@ -70,7 +70,28 @@ def transformer_config(
         output_layer_init_method=_leave,
         embedding_init_method=_leave,
         **recompute,
+        **_experts(architecture),
     )
+
+
+def _experts(architecture: Architecture) -> dict[str, Any]:
+    """megatron-core's words for routed experts; none for a model without.
+
+    The softmax over the chosen experts alone is the softmax over all, divided by the sum of the chosen ones.
+    No loss but the tokens' is trained: transformers adds none either unless it is asked for router logits.
+    """
+    moe = architecture.shape.moe
+    if moe is None:
+        return {}
+    return {
+        "num_moe_experts": moe.experts,
+        "moe_router_topk": moe.active,
+        "moe_ffn_hidden_size": moe.intermediate,
+        "moe_router_score_function": "softmax",
+        "moe_router_pre_softmax": not architecture.routes_sum_to_one,
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+    }
 
 
 def _leave(weight: torch.Tensor) -> torch.Tensor:
@@ -85,7 +106,9 @@ def build_model(config: TransformerConfig, architecture: Architecture, with_adap
     with_adapters: linears are the classes that can hold adapters; else they are megatron-core's own.
     """
     layers = get_num_layers_to_build(config)
-    layer_spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    layer_spec = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
+    )
     _replace_modules(layer_spec.submodules, config, with_adapters)
     return GPTModel(
         config=config,
@@ -106,11 +129,15 @@ def build_model(config: TransformerConfig, architecture: Architecture, with_adap
 
 def _replace_modules(layer: Any, config: TransformerConfig, with_adapters: bool) -> None:
     """Put our norm, attention and, for adapters, linears into a layer's spec."""
-    attention, mlp = layer.self_attention.submodules, mlp_submodules(layer)
+    attention = layer.self_attention.submodules
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention.core_attention = SdpaAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     if with_adapters:
         attention.linear_qkv, attention.linear_proj = LoraColumnParallelLinear, LoraRowParallelLinear
+    mlp = mlp_submodules(layer)
+    if config.num_moe_experts is not None:
+        mlp.router = Router
+    elif with_adapters:
         mlp.linear_fc1, mlp.linear_fc2 = LoraColumnParallelLinear, LoraRowParallelLinear

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two modules that replace megatron-core's own through its ModuleSpec, in every arm alike.
+"""The modules that replace megatron-core's own through its ModuleSpec, in every arm alike.
 
 Its local norm refuses sequence parallelism, and its local attention is unfused: it stores the whole
-[length, length] score matrix, which no fair speed comparison could use.
+[length, length] score matrix, which no fair speed comparison could use. Its router of experts cannot multiply
+without TransformerEngine (release 0.16.1).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.moe.router import TopKRouter
 from torch import nn
 from torch.nn import functional
 
@@ -50,6 +52,14 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
             max_seqlen_kv=segments.longest,
         )
         self.segments = segments
+
+
+class Router(TopKRouter):  # type: ignore[misc]
+    """megatron-core's router, whose logits are a plain product in the model's dtype, as in transformers."""
+
+    def gating(self, input: torch.Tensor) -> torch.Tensor:
+        """Logits [length, rows, experts] of hidden states [length, rows, hidden]."""
+        return functional.linear(input, self.weight)
 
 
 class SdpaAttention(nn.Module):

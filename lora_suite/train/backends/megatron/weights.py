@@ -7,9 +7,10 @@ Megatron-core stacks linears that read the same input. Over tensor parallel rank
     linear_fc1      rows: a rank's of gate, then its of up
     linear_proj, linear_fc2         columns
     word_embeddings, output_layer   rows; the vocabulary must divide by tp, nothing is padded
-    norms           whole
+    norms, router   whole
 
-Every rank takes its part from the whole tensor, so no layout changes a value.
+Experts are kept one by one, each with a linear_fc1 and a linear_fc2 like an MLP's. Every rank takes its part
+from the whole tensor, so no layout changes a value.
 """
 
 from __future__ import annotations
@@ -45,7 +46,19 @@ LAYER_NORMS = {
     "self_attention.q_layernorm": "self_attn.q_norm",
     "self_attention.k_layernorm": "self_attn.k_norm",
 }
+EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])")
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+
+
+def held_linears(path: str) -> tuple[str, ...]:
+    """The Hugging Face linears that a linear of a Megatron layer holds, in order."""
+    if path == "mlp.router":
+        return ("mlp.gate",)
+    expert = EXPERT.fullmatch(path)
+    if expert is None:
+        return LAYER_LINEARS[path]
+    parts = LAYER_LINEARS[f"mlp.{expert[2]}"]
+    return tuple(part.replace("mlp.", f"mlp.experts.{expert[1]}.") for part in parts)
 
 
 @dataclass(frozen=True)
@@ -81,7 +94,9 @@ class ShardMap:
         prefix = f"model.layers.{first_layer + int(match[1])}."
         if match[2] in LAYER_NORMS:
             return fetch(f"{prefix}{LAYER_NORMS[match[2]]}.{match[3]}")
-        parts = [fetch(f"{prefix}{part}.{match[3]}") for part in LAYER_LINEARS[match[2]]]
+        parts = [fetch(f"{prefix}{part}.{match[3]}") for part in held_linears(match[2])]
+        if match[2] == "mlp.router":
+            return parts[0]
         if len(parts) == 1:
             return self._part(parts[0], 1)
         # Rows are split over ranks part by part, then stacked within each group of heads.
