@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lora_suite.campaign.execute import BROKE, Launcher, execute
+from lora_suite.campaign.remember import Memory
 from lora_suite.config.errors import ConfigError
 from lora_suite.judge.environments import environment_facts
 from lora_suite.judge.verdict import SuiteVerdict
@@ -35,7 +36,8 @@ class Request:
     """What the command line asks for; see `load_plan` for the parts that shape the plan.
 
     results: folder that gets a new folder for this run of the suite. keep: checkpoints stay. budget_minutes:
-    pairs are repeated until they are decided or this is over.
+    pairs are repeated until they are decided or this is over. history: a store to record to; None is the
+    usual one, where there is one.
     """
 
     suite: Path
@@ -46,6 +48,7 @@ class Request:
     results: Path = Path("results")
     keep: bool = False
     budget_minutes: float | None = None
+    history: Path | None = None
 
     @property
     def command(self) -> str:
@@ -106,13 +109,21 @@ def run_campaign(
         console.print(Text(str(warning)), soft_wrap=True)
     refuse_leftovers(plan)
     results = results_folder(request.results, plan.suite)
-    verdict = execute(plan, results, launcher or LocalLauncher(), console, keep=request.keep)
+    memory = Memory.of(request.history)
+    priors, unknown = memory.priors(plan)
+    verdict = execute(plan, results, launcher or LocalLauncher(), console, keep=request.keep, priors=priors)
     verdict.command, verdict.environments = request.command, environment_facts(verdict.runs)
     unstored = _store(verdict, results)
+    with undisturbed():
+        verdict, forgotten = (verdict, "") if unstored else memory.take(verdict, results)
+    if verdict.history:
+        unstored = _store(verdict, results)
     # Nobody may be watching any more (a closed pipe, a lost terminal): the verdict counts all the same.
     with contextlib.suppress(OSError):
         terminal.render(verdict, console)
         github.annotate(verdict)
+        for problem in filter(None, (unknown, forgotten)):
+            console.print(Text(problem), soft_wrap=True)
         if unstored:
             console.print(Text(f"error: {unstored}; the verdict above is not stored"), soft_wrap=True)
     exit_code = max(verdict.exit_code, BROKE) if unstored else verdict.exit_code

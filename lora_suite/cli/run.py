@@ -21,6 +21,12 @@ from lora_suite.cli.common import BUDGET, PROFILE, PROFILING, RESULTS, SELECT, l
 @click.option("--keep", is_flag=True, help="Keep checkpoints of runs that passed.")
 @PROFILE
 @click.option(
+    "--history",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="LORA_SUITE_HISTORY",
+    help="Store to record to, made if need be. Without it .lora-suite/history.db, where that exists.",
+)
+@click.option(
     "--arm", "arms", metavar="NAME:KEY=VALUE", multiple=True, help="Override one arm. May be repeated."
 )
 def run(
@@ -33,6 +39,7 @@ def run(
     results: Path,
     keep: bool,
     profile: bool,
+    history: Path | None,
     arms: tuple[str, ...],
 ) -> None:
     """Run SUITE: train every case in turn, judge the runs and their pairs, print and store the verdict.
@@ -61,6 +68,7 @@ def run(
         results=results,
         keep=keep,
         budget_minutes=budget,
+        history=history,
     )
     if plan_only:
         from lora_suite.campaign.preview import preview

@@ -29,11 +29,12 @@ from lora_suite.history.facts import (
 from lora_suite.history.metrics import SUMMARIES, phase_metric
 from lora_suite.judge.evidence import Evidence, NoEvidence, read_evidence
 from lora_suite.judge.verdict import RunVerdict, SuiteVerdict
+from lora_suite.plan.comparability import FAULTS, NO_FAULTS
 from lora_suite.plan.metric_names import PHASES
 
 VERDICT = "verdict.json"
-# What says nothing of the training that was run: where it logs, how it is called, which slowness was planted.
-_NOT_THE_TRAINING = ("logger", "checkpointing.checkpoint_dir", "debug.faults")
+# What says nothing of the training that was run: where it logs, how it is called.
+_NOT_THE_TRAINING = ("logger", "checkpointing.checkpoint_dir", FAULTS)
 
 
 def read_session(folder: Path) -> SessionFact:
@@ -70,8 +71,17 @@ def read_verdict(folder: Path) -> SuiteVerdict:
 
 
 def version_of(recipe: Mapping[str, Any]) -> str:
-    """Hash of a resolved recipe, less what says nothing of the training."""
-    return recipe_hash(_without(recipe, _NOT_THE_TRAINING))
+    """Hash of a resolved recipe, less what says nothing of the training.
+
+    A planted fault makes it another recipe: such a run is no night like the others.
+    """
+    tree = _without(recipe, _NOT_THE_TRAINING)
+    debug = recipe.get("debug")
+    planted = debug.get("faults") if isinstance(debug, Mapping) else None
+    if isinstance(planted, Mapping):
+        active = {name: value for name, value in planted.items() if value != NO_FAULTS.get(name)}
+        tree |= {FAULTS: active} if active else {}
+    return recipe_hash(tree)
 
 
 def environment_id(strict: Mapping[str, Any]) -> str:

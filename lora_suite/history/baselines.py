@@ -70,9 +70,11 @@ def _difference(case: str, before: SessionFact, after: SessionFact) -> CaseDiffe
         for metric in _METRICS
         if _values(left, metric) and _values(right, metric)
     )
-    lacking = [metric for metric in _METRICS if not (_values(left, metric) and _values(right, metric))]
+    lacking = [metric for metric in _METRICS if bool(_values(left, metric)) != bool(_values(right, metric))]
     if lacking:
         return CaseDifference(case, "MISSING", f"one side has no {' and no '.join(lacking)}", figures)
+    if not figures:
+        return CaseDifference(case, "MISSING", f"neither side has {' or '.join(_METRICS)}")
     return CaseDifference(case, "PASS", "", figures)
 
 

@@ -38,7 +38,7 @@ class RunFact(Fact):
     """One run of a suite.
 
     case, pair, arm, repeat: what it was planned for. run_id: as its record says, empty without one. version:
-    hash of its resolved recipe, less names, paths and planted faults. environment: hash of its strict facts,
+    hash of its resolved recipe, less names and paths. environment: hash of its strict facts,
     empty where they were not recorded. code: commit of the trainer. values: a figure a metric, such as the
     median step time in s. health: what was wrong with the machine. traces: thinned away by `history prune`.
     """

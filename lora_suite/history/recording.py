@@ -52,7 +52,7 @@ def suite_trends(store: Store, verdict: SuiteVerdict) -> Iterator[Trend]:
 
 
 def priors(store: Store, plan: Plan) -> dict[str, dict[str, Prior]]:
-    """What earlier nights say of the spread of the ratios of a plan's pairs, by pair and text of the check."""
+    """What earlier nights say of the spread of the ratios of a plan's pairs, by pair and by check."""
     found: dict[str, dict[str, Prior]] = {}
     for pair in plan.pairs:
         for check in pair.checks:

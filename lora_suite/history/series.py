@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A metric of a case, or a ratio of a pair, over the nights in which it may be compared.
 
-Nights are comparable where the recipe (less names and planted faults) and the strict environment are the
-same. The nights of the latest of these are the series; how many others there are is said, never compared.
+Nights are comparable where the recipe (less names and paths) and the strict environment are the same. The
+nights of the latest of these are the series; how many others there are is said, never compared.
 """
 
 from __future__ import annotations
