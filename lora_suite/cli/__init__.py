@@ -17,6 +17,7 @@ from lora_suite.cli.audit import audit
 from lora_suite.cli.calibrate import calibrate
 from lora_suite.cli.common import INTERRUPTED, USAGE_ERROR
 from lora_suite.cli.config import config
+from lora_suite.cli.explain import explain
 from lora_suite.cli.init import init
 from lora_suite.cli.inspect_adapter import inspect_adapter
 from lora_suite.cli.lint import lint
@@ -65,6 +66,7 @@ for _command in (
     audit,
     calibrate,
     config,
+    explain,
     init,
     inspect_adapter,
     lint,
