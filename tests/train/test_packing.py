@@ -94,7 +94,7 @@ def independent() -> float:
     path = CASES["dtensor full dp2"][0]
     recipe = load_recipe(path, SMALL).recipe
     examples: Sequence[Example] = load_data(recipe, path).steps[0].examples
-    model, total, tokens = reference.tiny_llama().eval(), 0.0, 0
+    model, total, tokens = reference.tiny_llama(), 0.0, 0
     for example in examples:
         ids = torch.from_numpy(example.tokens.astype("int64"))
         targets = ids[1:].masked_fill(~torch.from_numpy(example.learnt[1:]), IGNORED)
