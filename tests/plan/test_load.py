@@ -233,3 +233,45 @@ def test_what_is_wrong_with_a_recipe_is_found_by_planning(
 def test_missing_suite_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.yaml"):
         load_plan(tmp_path / "gone.yaml")
+
+
+@pytest.mark.parametrize(
+    ("suite", "pair", "stems", "runs"),
+    [
+        # Two repeats on GPUs are measured ones; a CPU, or a single run, is warm enough.
+        ("", "", "g", 1),
+        ("", "", "c", 0),
+        ("repeats: 1\n", "", "g", 0),
+        ("warmup_runs: 0\n", "", "g", 0),
+        ("warmup_runs: 1\n", "", "c", 1),
+        ("warmup_runs: 1\n", ", warmup_runs: 0", "c", 0),
+        ("", ", warmup_runs: 1", "c", 1),
+    ],
+)
+def test_pairs_on_gpus_begin_with_a_run_that_is_discarded(
+    project: Project, suite: str, pair: str, stems: str, runs: int
+) -> None:
+    full, lora = f"sft-a-1n2{stems}-fsdp2", f"sft-a-1n2{stems}-fsdp2-lora"
+    project.case(full)
+    project.case(lora, LORA)
+    head = suite if "repeats" in suite else f"repeats: 2\n{suite}"
+    plan = project.plan(f"name: x\n{head}pairs:\n- {{name: p, arms: {{full: {full}, lora: {lora}}}{pair}}}\n")
+    discarded = [run for run in plan.runs if run.discarded]
+    assert discarded == [PlannedRun(full, 0, "p", "full")][:runs]
+    assert plan.runs[:runs] == tuple(discarded)
+
+
+def test_a_budget_plans_looks_whatever_the_repeats_are(cases: Project) -> None:
+    plan = cases.plan(THREE, budget_minutes=20.0)
+    assert [pair.looks for pair in plan.pairs] == [(2, 4, 6, 8)] * 3
+    assert [pair.repeats for pair in plan.pairs] == [8, 8, 8]
+    assert [run.pair for run in plan.runs[:12]] == ["first"] * 4 + ["second"] * 4 + ["first"] * 4
+    assert len(plan.runs) == 32
+    assert cases.plan(THREE, budget_minutes=20.0, repeats=4).pairs[0].looks == (2, 4)
+
+
+def test_the_command_lines_budget_wins_over_the_suites(cases: Project) -> None:
+    text = PAIR + "budget_minutes: 30\n"
+    assert cases.plan(text).budget_minutes == 30.0
+    assert cases.plan(text, budget_minutes=5.0).budget_minutes == 5.0
+    assert (cases.plan(PAIR).budget_minutes, cases.plan(PAIR).pairs[0].looks) == (None, ())
