@@ -33,6 +33,7 @@ from lora_suite.plan.comparability import FAULTS, NO_FAULTS
 from lora_suite.plan.metric_names import PHASES
 
 VERDICT = "verdict.json"
+_HASH_DIGITS = 8
 # What says nothing of the training that was run: where it logs, how it is called.
 _NOT_THE_TRAINING = ("logger", "checkpointing.checkpoint_dir", FAULTS)
 
@@ -43,7 +44,7 @@ def read_session(folder: Path) -> SessionFact:
     environments: dict[str, dict[str, Any]] = {}
     # Repeat 0 only warms the machine.
     runs = [
-        _run_fact(run, folder / run.case / str(run.repeat), verdict, environments)
+        _run_fact(run, run_folder(folder, run), verdict, environments)
         for run in verdict.runs
         if run.repeat > 0
     ]
@@ -70,8 +71,8 @@ def read_verdict(folder: Path) -> SuiteVerdict:
         raise ConfigError(f"{path}: is no verdict of a suite run: {_first(error)}") from error
 
 
-def version_of(recipe: Mapping[str, Any]) -> str:
-    """Hash of a resolved recipe, less what says nothing of the training.
+def training_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A resolved recipe, less what says nothing of the training.
 
     A planted fault makes it another recipe: such a run is no night like the others.
     """
@@ -81,12 +82,17 @@ def version_of(recipe: Mapping[str, Any]) -> str:
     if isinstance(planted, Mapping):
         active = {name: value for name, value in planted.items() if value != NO_FAULTS.get(name)}
         tree |= {FAULTS: active} if active else {}
-    return recipe_hash(tree)
+    return tree
 
 
 def environment_id(strict: Mapping[str, Any]) -> str:
-    """Hash of the strict facts of an environment."""
-    return recipe_hash(strict)
+    """Hash of the strict facts of an environment, as a run's verdict has it."""
+    return recipe_hash(strict)[:_HASH_DIGITS] if strict else UNKNOWN_ENVIRONMENT
+
+
+def run_folder(folder: Path, run: RunVerdict) -> Path:
+    """Where a run lies within the folder of its suite run, wherever that was moved to."""
+    return folder / run.case / str(run.repeat)
 
 
 def _first(error: ValidationError | UnicodeDecodeError) -> str:
@@ -113,9 +119,8 @@ def _run_fact(
     evidence = _evidence(run_dir, run)
     environment = UNKNOWN_ENVIRONMENT
     if evidence is not None and evidence.record.environment is not None:
-        strict = evidence.record.environment.strict
-        environment = environment_id(strict)
-        environments[environment] = strict
+        environment = environment_id(evidence.record.environment.strict)
+        environments[environment] = evidence.record.environment.strict
     return RunFact(
         case=run.case,
         repeat=run.repeat,
@@ -123,7 +128,7 @@ def _run_fact(
         arm=run.arm,
         run_id=run.run_id,
         started=_started(evidence, verdict),
-        version=version_of(evidence.record.recipe) if evidence is not None else "",
+        version=recipe_hash(training_of(evidence.record.recipe)) if evidence is not None else "",
         environment=environment,
         code=run.code,
         state=run.state,

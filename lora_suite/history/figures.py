@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from lora_suite.history.facts import Fact
 from lora_suite.history.metrics import PEAK_MEMORY, policy_of
 from lora_suite.judge.memory import compare_peaks
 from lora_suite.judge.statistics import log_difference, moved
@@ -19,10 +19,12 @@ from lora_suite.judge.verdict import Effect, State
 _FEWEST_RUNS = 3
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One metric of one case. left, right: its value in each run. effect: right over left, where there are
-    repeats. state: None where it is only told. message: why."""
+class Figure(Fact):
+    """One metric of one case on two sides.
+
+    left, right: its value in each run. effect: right over left, where there are repeats. state: None where it
+    is only told. message: why.
+    """
 
     metric: str
     left: tuple[float, ...]
@@ -34,18 +36,19 @@ class Figure:
 
 def compare_figure(metric: str, left: Sequence[float], right: Sequence[float], *, on_gpu: bool) -> Figure:
     """Compare the values of a metric in the runs of two sides, of which each has one at least."""
-    sides = tuple(left), tuple(right)
+    figure = Figure(metric=metric, left=tuple(left), right=tuple(right), state=None, message="")
     if metric == PEAK_MEMORY:
         if not on_gpu:
-            return Figure(metric, *sides, None, "resident memory of a process: not judged")
+            return figure.model_copy(update={"message": "resident memory of a process: not judged"})
         change = compare_peaks(max(right), max(left))
-        return Figure(metric, *sides, change.state, str(change))
+        return figure.model_copy(update={"state": change.state, "message": str(change)})
     if len(left) + len(right) < _FEWEST_RUNS:
         share = 100 * (right[0] / left[0] - 1)
-        return Figure(metric, *sides, "INCONCLUSIVE", f"{share:+.2f} %, and one run a side shows no spread")
+        said = f"{share:+.2f} %, and one run a side shows no spread"
+        return figure.model_copy(update={"state": "INCONCLUSIVE", "message": said})
     effect = log_difference(_logs(right), _logs(left)).as_ratio()
     state, message = _judged(metric, effect)
-    return Figure(metric, *sides, state, message, effect)
+    return figure.model_copy(update={"state": state, "message": message, "effect": effect})
 
 
 def _judged(metric: str, effect: Effect) -> tuple[State, str]:
