@@ -13,17 +13,22 @@ from typing import Any
 import click
 
 from lora_suite import __version__
+from lora_suite.cli.ack import ack
 from lora_suite.cli.audit import audit
+from lora_suite.cli.baseline import baseline
 from lora_suite.cli.calibrate import calibrate
 from lora_suite.cli.common import INTERRUPTED, USAGE_ERROR
+from lora_suite.cli.compare import compare
 from lora_suite.cli.config import config
 from lora_suite.cli.explain import explain
+from lora_suite.cli.history import history
 from lora_suite.cli.init import init
 from lora_suite.cli.inspect_adapter import inspect_adapter
 from lora_suite.cli.lint import lint
 from lora_suite.cli.metrics import metrics
 from lora_suite.cli.run import run
 from lora_suite.cli.train import train
+from lora_suite.cli.trend import trend
 
 
 class _Group(click.Group):
@@ -63,15 +68,20 @@ def main() -> None:
 
 
 for _command in (
+    ack,
     audit,
+    baseline,
     calibrate,
+    compare,
     config,
     explain,
+    history,
     init,
     inspect_adapter,
     lint,
     metrics,
     run,
     train,
+    trend,
 ):
     main.add_command(_command)
