@@ -83,12 +83,15 @@ def _batches(recipe: Recipe) -> Iterator[str]:
 
 
 def _files(recipe: Recipe, recipe_path: Path) -> Iterator[str]:
-    """Local rows exist."""
+    """Local rows exist, and the adapter to start from."""
     for name, source in (("train", recipe.data.train), ("validation", recipe.data.validation)):
         if source is None or source.data_path is None:
             continue
         if locate(source.data_path, recipe_path) is None:
             yield f"data.{name}.data_path: there is no file {source.data_path}"
+    lora = recipe.policy.lora
+    if lora.enabled and lora.adapter is not None and locate(lora.adapter, recipe_path) is None:
+        yield f"policy.{recipe.policy.backend}_cfg.lora_cfg.adapter: there is no folder {lora.adapter}"
 
 
 def _divisions(recipe: Recipe, shape: ModelShape) -> Iterator[str]:

@@ -14,6 +14,7 @@ import click
 
 from lora_suite import __version__
 from lora_suite.cli.ack import ack
+from lora_suite.cli.adapter import adapter
 from lora_suite.cli.audit import audit
 from lora_suite.cli.baseline import baseline
 from lora_suite.cli.calibrate import calibrate
@@ -68,6 +69,7 @@ def main() -> None:
 
 
 for _command in (
+    adapter,
     ack,
     audit,
     baseline,

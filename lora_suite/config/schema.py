@@ -103,6 +103,7 @@ class DTensorLora(Block):
     lora_dtype: Literal["float32", "bfloat16", "float16", "float64"] | None
     use_triton: bool
     implementation: Literal["native", "peft"]
+    adapter: str | None
 
 
 class MegatronLora(Block):
@@ -120,6 +121,7 @@ class MegatronLora(Block):
     a2a_experimental: bool
     lora_dtype: Literal["float32", "bfloat16", "float16", "float64"] | None
     fused: bool
+    adapter: str | None
 
 
 class DTensor(Block):

@@ -30,7 +30,7 @@ class Meta:
 
     layout: backend, world size and axes; lora: the LoRA block, None for full SFT. A training can only
     continue from a checkpoint that agrees in both. batch: fingerprint of the step's batch. metric: value that
-    decides which checkpoints are kept, None if there was none.
+    decides which checkpoints are kept, None if there was none. model: its name, for exported adapters.
     """
 
     step: int
@@ -39,6 +39,7 @@ class Meta:
     recipe_hash: str
     batch: str
     metric: float | None
+    model: str | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Meta:

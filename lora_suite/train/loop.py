@@ -110,9 +110,10 @@ class Trainer:
         recipe = self._recipe
         if self._checks is not None:
             batch = self._data.steps[0]
-            b_init = getattr(recipe.policy.lora, "lora_B_init_method", "zero")
+            lora = recipe.policy.lora
+            b_is_zero = lora.adapter is None and getattr(lora, "lora_B_init_method", "zero") == "zero"
             batches = self._on_device(batch, self._data.slicing)
-            self._checks.before_first_step(batches, batch.supervised, b_is_zero=b_init == "zero")
+            self._checks.before_first_step(batches, batch.supervised, b_is_zero=b_is_zero)
         if recipe.sft.val_at_start:
             loss = self._validate()
             if self._reporter is not None:
@@ -250,6 +251,7 @@ class Trainer:
             step=step,
             layout=layout_of(self._recipe, self._topology),
             lora=lora_of(self._recipe),
+            model=self._recipe.policy.model_name,
             recipe_hash=self._recipe_hash,
             batch=self._data.steps[step - 1].fingerprint,
             metric=metric,

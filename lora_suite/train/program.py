@@ -26,6 +26,7 @@ from lora_suite.train.gpu_peaks import peak_tflops
 from lora_suite.train.job import Job
 from lora_suite.train.loop import Trainer, last_step, resume
 from lora_suite.train.lora.invariants import InvariantChecks
+from lora_suite.train.lora.start import start_from_adapter
 from lora_suite.train.metrics import MetricsWriter
 from lora_suite.train.monitor import MemoryMonitor
 from lora_suite.train.nvml import Gpus
@@ -106,6 +107,8 @@ class Program:
         data = load_data(recipe, job.recipe_path)
         backend = self._build(recipe, job.recipe_path, blueprint, device)
         topology = backend.topology
+        if backend.bank is not None:
+            start_from_adapter(backend.bank, recipe, job.recipe_path, blueprint.adapters)
         seed_ranks(recipe.sft.seed, topology)
         folder = job.files.root / recipe.checkpointing.checkpoint_dir
         checkpoints = Checkpoints(folder, recipe.checkpointing, topology)

@@ -19,7 +19,7 @@ from lora_suite.train.lora.names import place
 CONFIG = "adapter_config.json"
 SAFETENSORS, BINARY = "adapter_model.safetensors", "adapter_model.bin"
 DCP_METADATA = ".metadata"
-OWN_META, OWN_STATE = "meta.json", "rank_0.pt"
+OWN_META = "meta.json"
 # What a damaged file brings up: in the file system, in its structure, in a pickle.
 _UNREADABLE = (
     *(OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError),
@@ -106,22 +106,42 @@ def _read_distributed(path: Path) -> AdapterFolder:
 
 def _read_own(path: Path) -> AdapterFolder:
     meta = json.loads((path / OWN_META).read_text(encoding="utf-8"))
-    layout, lora = meta["layout"], meta["lora"]
+    lora = meta["lora"]
     if lora is None:
         raise ConfigError(f"{path}: is a checkpoint of full SFT and has no adapters")
-    if layout["tp"] > 1 or layout["pp"] > 1:
-        raise ConfigError(
-            f"{path}: its adapters are split over {layout['tp']} tensor and {layout['pp']} pipeline parallel "
-            "ranks; only checkpoints of one of each can be inspected"
-        )
-    state = torch.load(path / OWN_STATE, map_location="cpu", weights_only=True)
-    rank = int(lora["dim"])
+    tensors = _whole_factors(path, meta["layout"], int(lora["dim"]))
+    config = {"r": lora["dim"], "lora_alpha": lora["alpha"], "lora_dropout": lora["dropout"]}
+    if meta.get("model") is not None:
+        config["base_model_name_or_path"] = meta["model"]
+    return AdapterFolder(path, "lora-suite checkpoint", tensors, config)
+
+
+def _whole_factors(path: Path, layout: Mapping[str, int], rank: int) -> dict[str, torch.Tensor]:
+    """The factors of one of our checkpoints, whole: from the first data parallel rank of every place.
+
+    Ranks are neighbours in tensor parallelism first, then data parallelism, then the pipeline.
+    """
+    tp, stage_size = layout["tp"], layout["dp"] * layout["tp"]
     tensors = {}
-    for key, flat in state["backend"]["factors"].items():
-        module, _, factor = key.rpartition(".")
-        shape = (rank, -1) if factor == "a" else (-1, rank)
-        tensors[f"{module}.lora_{factor.upper()}.weight"] = flat.view(shape)
-    return AdapterFolder(path, "lora-suite checkpoint", tensors, {"r": rank, "lora_alpha": lora["alpha"]})
+    for stage in range(layout["pp"]):
+        ranks = range(stage * stage_size, stage * stage_size + tp)
+        states = [
+            torch.load(path / f"rank_{each}.pt", map_location="cpu", weights_only=True)["backend"]
+            for each in ranks
+        ]
+        sharded = set(states[0]["sharded"]) if tp > 1 else set()
+        for key in states[0]["factors"]:
+            module, _, factor = key.rpartition(".")
+            if key in sharded and module.endswith(".linear_fc1"):
+                raise ConfigError(
+                    f"{path}: {module} is a fused adapter that tensor parallel ranks have in parts of gate "
+                    "and of up; only with tensor_model_parallel_size 1 can it be read here"
+                )
+            shape, dim = ((rank, -1), 1) if factor == "a" else ((-1, rank), 0)
+            parts = [state["factors"][key].view(shape) for state in states]
+            whole = torch.cat(parts, dim) if key in sharded else parts[0]
+            tensors[f"{module}.lora_{factor.upper()}.weight"] = whole
+    return tensors
 
 
 def _config(path: Path) -> dict[str, Any]:

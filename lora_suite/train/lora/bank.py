@@ -9,7 +9,7 @@ factors, one norm, one AdamW. Sharding wrappers must leave them alone (`fully_sh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -212,13 +212,31 @@ class AdapterBank:
             for adapter in self.adapters:
                 adapter.switch(True)
 
+    def load_factors(self, factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Start from given whole factors (A [rank, in], B [out, rank]) by the adapters' names.
+
+        What other pipeline stages have is left aside; an adapter that is not there is a KeyError.
+        """
+        for slot in self.slots:
+            whole = factors[slot.adapter.name][FACTORS.index(slot.factor)]
+            self.master[slot.start : slot.stop] = slot.adapter.local_part(slot.factor, whole).flatten()
+        self.publish()
+
     def state_dict(self) -> dict[str, Any]:
-        """Master copies by factor, the optimizer's and the dropout generator's state; this rank's part."""
+        """Master copies by factor, the optimizer's and the dropout generator's state; this rank's part.
+
+        sharded: the factors of which tensor parallel ranks hold different parts.
+        """
         if self._optimizer is None:
             raise RuntimeError("build_optimizer() comes first")
         factors = {slot.key: self.master[slot.start : slot.stop].clone() for slot in self.slots}
         dropout = self.generator.get_state() if self.generator is not None else None
-        return {"factors": factors, "optimizer": self._optimizer.state_dict(), "dropout": dropout}
+        return {
+            "factors": factors,
+            "sharded": [slot.key for slot in self.slots if self._is_shard(slot.adapter, slot.factor)],
+            "optimizer": self._optimizer.state_dict(),
+            "dropout": dropout,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; factors that differ in name or size are an error naming them."""

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,13 +22,29 @@ from lora_suite.train.lora.names import few, place
 from lora_suite.train.lora.spec import LoraSpec
 
 PREFIX = "base_model.model."
+
+
+class Kind(Protocol):
+    """What the files say of adapters: a `LoraSpec` does, and whatever else has these figures."""
+
+    @property
+    def rank(self) -> int:
+        """Rows of A, columns of B."""
+
+    @property
+    def alpha(self) -> float:
+        """The scale is alpha / rank."""
+
+    @property
+    def dropout(self) -> float:
+        """Probability."""
+
+
 Factors = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 """Whole factors (A [rank, in], B [out, rank]) by the adapted linear's full name in the transformers model."""
 
 
-def write_peft_adapter(
-    directory: Path, factors: Factors, spec: LoraSpec, base_model_name: str | None
-) -> None:
+def write_peft_adapter(directory: Path, factors: Factors, spec: Kind, base_model_name: str | None) -> None:
     """Write an adapter folder that ``PeftModel.from_pretrained(base, directory)`` loads.
 
     factors: whole, on any device, in the dtype to be stored (the float32 masters, so that nothing is lost).
@@ -59,7 +75,7 @@ def write_peft_adapter(
         raise ConfigError(f"{directory}: cannot be written: {error}") from error
 
 
-def _peft_config(targets: list[str], spec: LoraSpec, base_model_name: str | None) -> dict[str, Any]:
+def _peft_config(targets: list[str], spec: Kind, base_model_name: str | None) -> dict[str, Any]:
     """The keys that every release of PEFT knows; it fills in the others."""
     return {
         "peft_type": "LORA",

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An adapter added into the weights that it was trained beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from lora_suite.config.errors import ConfigError
+from lora_suite.train.lora.adapter_files import AdapterFolder
+from lora_suite.train.lora.names import few
+from lora_suite.train.lora.peft_format import factors_of, scale_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def merge_adapter(folder: AdapterFolder, base: str, directory: Path) -> int:
+    """Write the base model with W + scale · B·A in place of every adapted W; return how many there were.
+
+    base: folder or hub name of a pretrained model, whose dtypes and tokenizer are kept. Sums are made in
+    float32 (float64 for a float64 base) and rounded once. Raises ConfigError for a base that cannot be had,
+    for adapters of linears that it has not, and for one of a head that is the embedding, too: that would
+    change the embedding (https://github.com/huggingface/peft/issues/2018).
+    """
+    from transformers import AutoModelForCausalLM
+
+    factors = factors_of(folder)
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{base}: no pretrained model: {error}") from error
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    if missing := sorted(factors.keys() - linears.keys()):
+        raise ConfigError(f"{folder.path}: has adapters for {few(missing)}, which {base} has not")
+    _refuse_tied_head(model, folder, {name: linears[name] for name in factors})
+    for name, (a, b) in factors.items():
+        weight = linears[name].weight
+        if (b.shape[0], a.shape[1]) != tuple(weight.shape):
+            raise ConfigError(
+                f"{folder.path}: {name}: B·A is {[b.shape[0], a.shape[1]]}, but {base} has "
+                f"{list(weight.shape)} there"
+            )
+        add_product(weight, a, b, scale_of(folder, a.shape[0]))
+    try:
+        model.save_pretrained(directory)
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be written: {error}") from error
+    _copy_tokenizer(base, directory)
+    return len(factors)
+
+
+@torch.no_grad()
+def add_product(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> None:
+    """weight [out, in] += scale · b [out, rank] · a [rank, in], rounded to the weight's dtype at the end."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    weight.copy_(torch.addmm(weight.to(wide), b.to(wide), a.to(wide), alpha=scale))
+
+
+def _refuse_tied_head(model: PreTrainedModel, folder: AdapterFolder, adapted: dict[str, nn.Linear]) -> None:
+    embedding = model.get_input_embeddings().weight
+    tied = [name for name, linear in adapted.items() if linear.weight is embedding]
+    if tied:
+        raise ConfigError(
+            f"{folder.path}: has an adapter for {tied[0]}, which is the embedding of this model, too "
+            "(tie_word_embeddings); merging it would change the embedding. Untie the model first, or use the "
+            "adapter unmerged"
+        )
+
+
+def _copy_tokenizer(base: str, directory: Path) -> None:
+    """The base's tokenizer, if it has one: a model of random weights may have none."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(base)
+    except (OSError, ValueError, KeyError):
+        return
+    tokenizer.save_pretrained(directory)
