@@ -14,7 +14,7 @@ from check_metrics.series import describe_steps, is_keyed_by_step
 from lora_suite.judge.block import Block
 from lora_suite.judge.checks import absent_data
 from lora_suite.judge.statistics import CONFIDENCE, Operator, Prior, decide, log_effect, median_log_ratio
-from lora_suite.judge.steady import NotSteady, Warmup, floor_steps, warmup_of
+from lora_suite.judge.steady import NotSteady, Warmup, floor_steps, unsettled_steps, warmup_of
 from lora_suite.judge.verdict import Effect, MatchedSteps, PairCheckVerdict
 
 # What depends on how fast a step is, and so on whether the run was warm.
@@ -136,6 +136,7 @@ def _by_step(form: PairForm, block: Block, method: Method) -> Sides:
         raise ValueError(f"only one arm has step {describe_steps(lonely)}")
     # A step that one arm was not warm at is left out of both.
     cut = frozenset[int]().union(*(each.steps for each in warmups.values()))
+    cut |= _unlike_steps(form, block, _without(ours, cut), _without(theirs, cut))
     left, right = _without(ours, cut), _without(theirs, cut)
     if not left:
         raise ValueError(_nothing_left(cut))
@@ -167,6 +168,23 @@ def _warmup(block: Block, arm: str, name: str, warmup: int) -> Warmup:
         return warmup_of(run, warmup)
     except NotSteady as error:
         raise ValueError(f"{arm} is not steady: {error}") from error
+
+
+def _unlike_steps(
+    form: PairForm, block: Block, left: Mapping[int, float], right: Mapping[int, float]
+) -> frozenset[int]:
+    """Further first steps at which the ratio of two times is not yet what it will be."""
+    (left_arm, left_name), (right_arm, right_name) = form.left, form.right
+    values = [*left.values(), *right.values()]
+    timed = left_name.startswith(_TIMED) and right_name.startswith(_TIMED)
+    if not timed or not all(math.isfinite(value) and value > 0 for value in values):
+        return frozenset()
+    logs = {step: math.log(left[step] / right[step]) for step in left}
+    try:
+        return unsettled_steps(block.arms[left_arm], logs, either_way=True)
+    except NotSteady as error:
+        slow, other = (left_arm, right_arm) if error.slower > 0 else (right_arm, left_arm)
+        raise ValueError(f"{slow} is not steady against {other}: {error}") from error
 
 
 def _windows(form: PairForm, block: Block) -> tuple[dict[int, float], dict[int, float]]:

@@ -8,7 +8,9 @@ each segment of a run (its start and each resume), on the logarithm of the step 
 2. the single change point that leaves the least absolute deviation from the medians on both sides is sought;
    if the level before it is more than 10 % above the level after it, and the change explains half of the
    deviation, what lies before is left out too, and the search goes on in the rest (compilation, then caches);
-3. where more than half of the segment would have to go, the run never became steady, and nothing is said of
+3. of two runs that saw the same batches, the logarithm of their ratio is treated likewise, whichever arm is
+   slower at first: batches of unlike lengths hide in one run's times what they cannot hide in the ratio;
+4. where more than half of the segment would have to go, the run never became steady, and nothing is said of
    its speed. Some never do: Barrett et al., "Virtual machine warmup blows hot and cold", OOPSLA 2017; Traini
    et al., Empirical Software Engineering 28, 2023.
 """
@@ -16,7 +18,7 @@ each segment of a run (its start and each resume), on the logarithm of the step 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappush, heappushpop
 
@@ -33,7 +35,19 @@ _FEWEST_AFTER = 5
 
 
 class NotSteady(ValueError):
-    """More than half of a run would be warm-up; the text says which steps are slower than the rest."""
+    """More than half of a segment would be warm-up; the text says which steps are slower than the rest.
+
+    slower: by which share, below 0 where the values before the change are lower.
+    """
+
+    def __init__(self, first: int, last: int, end: int, slower: float) -> None:
+        self.slower = slower
+        # Of a ratio whose left side is faster at first, the right side is slower by the inverse.
+        share = slower if slower > 0 else 1 / (1 + slower) - 1
+        super().__init__(
+            f"steps {first}-{last} of {end} take {100 * share:.0f} % longer than the rest, "
+            f"so more than half of the run would be warm-up"
+        )
 
 
 @dataclass(frozen=True)
@@ -65,38 +79,40 @@ def warmup_of(run: Evidence, warmup: int) -> Warmup:
     """
     floor = floor_steps(run, warmup)
     series = run.metrics.get(STEP_TIME) or run.metrics.get(TOTAL_STEP_TIME)
-    if series is None:
-        return Warmup(floor)
-    more: set[int] = set()
-    for segment in _segments(run):
-        timed = [
-            (step, value) for step in segment if step not in floor and (value := series.at(step)) is not None
-        ]
+    if series is None or not all(math.isfinite(value) and value > 0 for value in series.values):
         # What is not a time has no logarithm, and the ratio that reads it says so.
-        if not all(math.isfinite(value) and value > 0 for _, value in timed):
-            continue
-        slow = settled_after([value for _, value in timed])
-        if slow and timed[slow][0] - segment.start > CAP_SHARE * len(segment):
-            share = _level(timed[:slow]) / _level(timed[slow:]) - 1
-            raise NotSteady(
-                f"steps {timed[0][0]}-{timed[slow - 1][0]} of {segment[-1]} take {100 * share:.0f} % longer "
-                f"than the rest: more than half of the run would be warm-up"
-            )
-        more.update(step for step, _ in timed[:slow])
-    return Warmup(floor, frozenset(more))
+        return Warmup(floor)
+    timed = zip(series.steps, series.values, strict=True)
+    logs = {step: math.log(value) for step, value in timed if step not in floor}
+    return Warmup(floor, unsettled_steps(run, logs))
 
 
-def settled_after(times: Sequence[float]) -> int:
-    """How many first values are slower than what follows, by the rule 2 above. Values must be positive."""
-    logs = [math.log(value) for value in times]
+def unsettled_steps(run: Evidence, logs: Mapping[int, float], *, either_way: bool = False) -> frozenset[int]:
+    """First steps of each segment of a run at which logarithms are above those that follow, by rule 2.
+
+    logs: by step, without the floor. either_way: as well those that are below. Raises NotSteady.
+    """
+    unsettled: set[int] = set()
+    for segment in _segments(run):
+        steps = [step for step in segment if step in logs]
+        cut = settled_after([logs[step] for step in steps], either_way=either_way)
+        if cut and steps[cut] - segment.start > CAP_SHARE * len(segment):
+            before, after = (_median([logs[step] for step in part]) for part in (steps[:cut], steps[cut:]))
+            raise NotSteady(steps[0], steps[cut - 1], segment[-1], math.expm1(before - after))
+        unsettled.update(steps[:cut])
+    return frozenset(unsettled)
+
+
+def settled_after(logs: Sequence[float], *, either_way: bool = False) -> int:
+    """How many first values are above what follows, by rule 2; with `either_way` also below it."""
     cut = 0
-    while (further := _slow_start(logs[cut:])) is not None:
+    while (further := _unlike_start(logs[cut:], either_way)) is not None:
         cut += further
     return cut
 
 
-def _slow_start(logs: Sequence[float]) -> int | None:
-    """Length of the part before the change point, None where that is not slower than the rest."""
+def _unlike_start(logs: Sequence[float], either_way: bool) -> int | None:
+    """Length of the part before the change point, None where that is like the rest."""
     longest = len(logs) - _FEWEST_AFTER
     if longest < 1:
         return None
@@ -104,10 +120,9 @@ def _slow_start(logs: Sequence[float]) -> int | None:
     after = list(_deviations(logs[::-1]))[::-1]
     cut = min(range(1, longest + 1), key=lambda place: before[place - 1] + after[place])
     explained = before[-1] - before[cut - 1] - after[cut]
-    slower = _median(logs[:cut]) - _median(logs[cut:])
-    if slower > math.log1p(SLOWER) and explained > EXPLAINED * before[-1]:
-        return cut
-    return None
+    above = _median(logs[:cut]) - _median(logs[cut:])
+    unlike = abs(above) if either_way else above
+    return cut if unlike > math.log1p(SLOWER) and explained > EXPLAINED * before[-1] else None
 
 
 def _deviations(values: Sequence[float]) -> Iterator[float]:
@@ -136,10 +151,6 @@ def _segments(run: Evidence) -> list[range]:
     starts = sorted({*run.record.segments})
     ends = [*starts[1:], run.last_step + 1]
     return [range(start, end) for start, end in zip(starts, ends, strict=True) if end > start]
-
-
-def _level(timed: Sequence[tuple[int, float]]) -> float:
-    return math.exp(_median([math.log(value) for _, value in timed]))
 
 
 def _median(values: Sequence[float]) -> float:
