@@ -17,6 +17,7 @@ from lora_suite.train.backends.dtensor.fast.backend import FastBackend
 from lora_suite.train.backends.dtensor.fast.decoder import STACKS, Decoder, Rotation
 from lora_suite.train.backends.dtensor.fast.linears import FramedLinear, StackedLinear
 from lora_suite.train.backends.dtensor.fast.masters import MasterWeights
+from lora_suite.train.backends.dtensor.fast.mlp import GatedOps
 from lora_suite.train.backends.dtensor.parallel import build_mesh
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.bank import AdapterBank
@@ -75,7 +76,14 @@ def build(
 
     rotation = _rotation(config, policy.max_total_sequence_length, dtype, device)
     model = Decoder(
-        shape, config.rms_norm_eps, rotation, make, trained=bank is None, dtype=dtype, device=device
+        shape,
+        config.rms_norm_eps,
+        rotation,
+        make,
+        trained=bank is None,
+        dtype=dtype,
+        device=device,
+        ops=_kernels() if gpu else None,
     )
     if bank is not None:
         for linear in model.linears():
@@ -87,6 +95,12 @@ def build(
         return FastBackend(model, topology, bank, gpu=gpu)
     masters = MasterWeights(list(model.parameters()), policy.optimizer, compiled=gpu)
     return FastBackend(model, topology, masters, gpu=gpu)
+
+
+def _kernels() -> GatedOps:
+    from lora_suite.train.backends.dtensor.fast import kernels
+
+    return GatedOps(kernels.gated, kernels.gated_backward)
 
 
 def _place(site: AdapterSite) -> tuple[str, int] | None:

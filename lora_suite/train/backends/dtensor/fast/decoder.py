@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from lora_suite.blueprint.shape import ModelShape
 from lora_suite.train.backends.dtensor.fast.linears import FramedLinear, StackedLinear
+from lora_suite.train.backends.dtensor.fast.mlp import GatedOps, gated_mlp
 from lora_suite.train.models.causal_lm import WeightSource
 from lora_suite.train.models.initialise import Weight
 
@@ -54,13 +55,12 @@ class Sizes:
     heads: int
     kv_heads: int
     head_dim: int
-    intermediate: int
     eps: float
 
     @classmethod
     def of(cls, shape: ModelShape, eps: float) -> Sizes:
         """Of a model."""
-        return cls(shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, eps)
+        return cls(shape.heads, shape.kv_heads, shape.head_dim, eps)
 
 
 class DecoderLayer(nn.Module):
@@ -73,10 +73,12 @@ class DecoderLayer(nn.Module):
         sizes: Sizes,
         make: MakeLinear,
         norm: Callable[[int], nn.Parameter],
+        ops: GatedOps | None,
     ) -> None:
         super().__init__()
         self.name = name
         self.sizes = sizes
+        self.ops = ops
         hidden, heads = shape.hidden, shape.heads * shape.head_dim
         keys = shape.kv_heads * shape.head_dim
         self.input_layernorm = norm(hidden)
@@ -112,17 +114,15 @@ class DecoderLayer(nn.Module):
         return mixed.view(rows, length, hidden)
 
     def _feed(self, x: torch.Tensor) -> torch.Tensor:
-        rows, length, hidden = x.shape
-        gate, up = self.gate_up(x.reshape(rows * length, hidden)).split(self.sizes.intermediate, 1)
-        fed: torch.Tensor = self.down(functional.silu(gate) * up)
-        return fed.view(rows, length, hidden)
+        return gated_mlp(x.flatten(0, 1), self.gate_up, self.down, self.ops).view(x.shape)
 
 
 class Decoder(nn.Module):
     """Embedding, layers, last norm and head; `forward` gives the states that the head multiplies.
 
     make: of each stack of linears. trained: whether the other tensors (embedding, norms, head) train.
-    rotation: for the longest row that will come. A tied head is the embedding.
+    rotation: for the longest row that will come. A tied head is the embedding. ops: of the gated activation,
+    where there are kernels for it.
     """
 
     def __init__(
@@ -135,6 +135,7 @@ class Decoder(nn.Module):
         trained: bool,
         dtype: torch.dtype,
         device: torch.device,
+        ops: GatedOps | None = None,
     ) -> None:
         super().__init__()
 
@@ -145,7 +146,8 @@ class Decoder(nn.Module):
         self.embedding = tensor(shape.vocab, shape.hidden)
         sizes = Sizes.of(shape, eps)
         self.layers = nn.ModuleList(
-            DecoderLayer(f"model.layers.{index}", shape, sizes, make, tensor) for index in range(shape.layers)
+            DecoderLayer(f"model.layers.{index}", shape, sizes, make, tensor, ops)
+            for index in range(shape.layers)
         )
         self.norm = tensor(shape.hidden)
         self.head = self.embedding if shape.tied_head else tensor(shape.vocab, shape.hidden)

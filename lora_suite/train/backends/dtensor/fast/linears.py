@@ -17,7 +17,7 @@ the adapters' parameters, made whenever these change.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -103,26 +103,43 @@ class FramedLinear(nn.Module):
             b.append(self.matrix[start : start + self.widths[position], self.in_features :][:, rank])
         return a, b
 
+    @property
+    def enabled(self) -> bool:
+        """Whether the adapters are switched on."""
+        return all(adapter.enabled for adapter in self.by_position.values())
+
+    @property
+    def factors(self) -> list[torch.Tensor]:
+        """A and B of each adapter in turn: what the operation's gradients are of."""
+        return [factor for adapter in self.by_position.values() for factor in (adapter.a, adapter.b)]
+
+    @property
+    def layout(self) -> Layout:
+        """Where everything stands in the matrix."""
+        starts = [sum(self.widths[:position]) for position in self.by_position]
+        stops = [sum(self.widths[: position + 1]) for position in self.by_position]
+        return Layout(
+            self.in_features, self.out, self.rank, self.scale, tuple(zip(starts, stops, strict=True))
+        )
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, in] to y [tokens, sum of out_i]; without the adapters where they are switched off."""
-        adapters = list(self.by_position.values())
-        if adapters[0].enabled:
-            factors = [factor for adapter in adapters for factor in (adapter.a, adapter.b)]
-            y = _framed(x, self.matrix, self._layout(), *factors)
+        if self.enabled:
+            apply = cast(Callable[..., torch.Tensor], _Framed.apply)
+            y = apply(x, self.matrix, self.layout, *self.factors)
         else:
             y = x @ self.weight.t()
         return y if self.bias is None else y + self.bias
 
-    def _layout(self) -> _Layout:
-        starts = tuple(sum(self.widths[:position]) for position in self.by_position)
-        stops = tuple(
-            start + self.widths[position] for start, position in zip(starts, self.by_position, strict=True)
-        )
-        return (self.in_features, self.out, self.rank, self.scale, tuple(zip(starts, stops, strict=True)))
 
+class Layout(NamedTuple):
+    """Of a framed matrix: input and output features, rank and scale of an adapter, rows of y of each."""
 
-_Layout = tuple[int, int, int, float, tuple[tuple[int, int], ...]]
-"""in, out, rank of one adapter, scale, and the rows of y that belong to each adapter."""
+    inputs: int
+    out: int
+    rank: int
+    scale: float
+    rows: tuple[tuple[int, int], ...]
 
 
 class _Framed(torch.autograd.Function):
@@ -130,33 +147,33 @@ class _Framed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, matrix: torch.Tensor, layout: _Layout, *factors: torch.Tensor
+        ctx: Any, x: torch.Tensor, matrix: torch.Tensor, layout: Layout, *factors: torch.Tensor
     ) -> torch.Tensor:
-        inputs, out = layout[:2]
-        t = x @ matrix[out:, :inputs].t()
-        wide = torch.cat([x, t], 1)
+        wide = torch.cat([x, x @ matrix[layout.out :, : layout.inputs].t()], 1)
         ctx.save_for_backward(wide, matrix)
         ctx.layout = layout
-        return wide @ matrix[:out].t()
+        return wide @ matrix[: layout.out].t()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        dy = gradients[0]
+        dy, layout = gradients[0], ctx.layout
         wide, matrix = ctx.saved_tensors
-        inputs, out, rank, scale, rows = ctx.layout
-        u = dy @ matrix[:out, inputs:]
-        dx = torch.cat([dy, u], 1) @ matrix[:, :inputs] if ctx.needs_input_grad[0] else None
-        da = u.t() @ wide[:, :inputs]
-        t = wide[:, inputs:] * scale
-        factors = []
-        for index, (start, stop) in enumerate(rows):
-            part = slice(index * rank, (index + 1) * rank)
-            factors += [da[part], dy[:, start:stop].t() @ t[:, part]]
-        return dx, None, None, *factors
+        u = dy @ matrix[: layout.out, layout.inputs :]
+        dx = torch.cat([dy, u], 1) @ matrix[:, : layout.inputs] if ctx.needs_input_grad[0] else None
+        return dx, None, None, *factor_gradients(layout, dy, u, wide)
 
 
-def _framed(x: torch.Tensor, matrix: torch.Tensor, layout: _Layout, *factors: torch.Tensor) -> torch.Tensor:
-    return cast(Callable[..., torch.Tensor], _Framed.apply)(x, matrix, layout, *factors)
+def factor_gradients(
+    layout: Layout, dy: torch.Tensor, u: torch.Tensor, wide: torch.Tensor
+) -> list[torch.Tensor]:
+    """dA = uᵀ·x and dB = s·dyᵀ·t of each adapter in turn; u = dy·(s·B), wide = [x, t]."""
+    da = u.t() @ wide[:, : layout.inputs]
+    t = wide[:, layout.inputs :] * layout.scale
+    gradients = []
+    for index, (start, stop) in enumerate(layout.rows):
+        part = slice(index * layout.rank, (index + 1) * layout.rank)
+        gradients += [da[part], dy[:, start:stop].t() @ t[:, part]]
+    return gradients
 
 
 @torch.no_grad()
