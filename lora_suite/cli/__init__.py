@@ -21,12 +21,14 @@ from lora_suite.cli.calibrate import calibrate
 from lora_suite.cli.common import INTERRUPTED, USAGE_ERROR
 from lora_suite.cli.compare import compare
 from lora_suite.cli.config import config
+from lora_suite.cli.doctor import doctor
 from lora_suite.cli.explain import explain
 from lora_suite.cli.history import history
 from lora_suite.cli.init import init
 from lora_suite.cli.inspect_adapter import inspect_adapter
 from lora_suite.cli.lint import lint
 from lora_suite.cli.metrics import metrics
+from lora_suite.cli.report import report
 from lora_suite.cli.run import run
 from lora_suite.cli.train import train
 from lora_suite.cli.trend import trend
@@ -76,12 +78,14 @@ for _command in (
     calibrate,
     compare,
     config,
+    doctor,
     explain,
     history,
     init,
     inspect_adapter,
     lint,
     metrics,
+    report,
     run,
     train,
     trend,
