@@ -39,11 +39,11 @@ from typing import Literal
 
 from lora_suite.history.metrics import Policy
 
-FEWEST_NIGHTS = 8
+FEWEST_NIGHTS = 10
 FEWEST_AFTER_CHANGE = 5
 CHART_NIGHTS = 28
 CHART_LIMIT = 4.0
-ALLOWANCE = 0.75
+ALLOWANCE = 0.85
 THRESHOLD = 8.0
 AUTOCORRELATION = 0.3
 
