@@ -116,6 +116,7 @@ def _figures(evidence: Evidence) -> dict[str, Any]:
         "series": drawn_series(evidence),
         "health": health_flags(evidence.record),
         "environment": recipe_hash(strict)[:_HASH_DIGITS] if strict else "",
+        "link": evidence.record.link,
         "code": str(environment.soft.get("code") or "") if environment is not None else "",
     }
 

@@ -65,7 +65,8 @@ class RunVerdict(Model):
     phases: median seconds of each phase of a step after warm-up. series: what a report draws of it, by metric
     (finite values alone, thinned where they are many). health: what was wrong with the machine while it ran;
     such a run is flagged, never dropped. environment: hash of its strict environment facts. code: commit of
-    the trainer, `+` at its end where the tree had changes.
+    the trainer, `+` at its end where the tree had changes. link: where a tracker shows the run, a URL, or the
+    folder of its offline files relative to `directory`; empty without a tracker.
     """
 
     case: str
@@ -88,6 +89,7 @@ class RunVerdict(Model):
     health: list[str] = Field(default_factory=list)
     environment: str = ""
     code: str = ""
+    link: str = ""
 
 
 class Effect(Model):

@@ -63,7 +63,8 @@ class RunRecord(BaseModel):
     batches: fingerprint of the global batch per step. dialect: by which an external run's metrics were read,
     None for a run of our trainer. segments: first step of each (re)start.
     nonfinite: per metric, the steps whose value was not finite (null in metrics.json).
-    peak_rank: per memory metric, the rank that held the maximum.
+    peak_rank: per memory metric, the rank that held the maximum. link: of the run at Weights & Biases, or the
+    folder of its offline files, relative to the run directory; empty without either.
     metrics_sha256: of metrics.json as the run left it, so that no run's file is taken for another's; None
     until it ended.
     """
@@ -84,6 +85,7 @@ class RunRecord(BaseModel):
     nonfinite: dict[str, list[int]] = Field(default_factory=dict)
     peak_rank: dict[str, int] = Field(default_factory=dict)
     data: dict[str, int] = Field(default_factory=dict)
+    link: str = ""
     lora: dict[str, Any] | None = None
     invariants: list[Invariant] = Field(default_factory=list)
     environment: Environment | None = None

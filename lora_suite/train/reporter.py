@@ -98,14 +98,20 @@ class Speed:
 
 
 def open_sinks(recipe: Recipe, record: RunRecord, files: RunDir, keep_until: int | None) -> list[Sink]:
-    """The sinks a recipe asks for; metrics.json always. keep_until: see `JsonSink`."""
+    """The sinks a recipe asks for; metrics.json always. keep_until: see `JsonSink`.
+
+    The record gets the link of the run at Weights & Biases.
+    """
     logger = recipe.logger
     sinks: list[Sink] = [JsonSink(files.metrics, keep_until)]
     if logger.tensorboard_enabled:
         folder = files.tensorboard if logger.log_dir is None else Path(logger.log_dir)
         sinks.append(TensorBoardSink(folder, keep_until))
     if logger.wandb_enabled:
-        sinks.append(WandbSink(logger.wandb, files.root, record.recipe))
+        arm = "lora" if recipe.policy.lora.enabled else "full"
+        tracker = WandbSink(logger.wandb, files.root, record.recipe, group=record.case, arm=arm)
+        record.link = tracker.link
+        sinks.append(tracker)
     return sinks
 
 

@@ -11,12 +11,17 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from lora_suite.config.schema import WandbLogger
 from lora_suite.launch.record import write_json_atomically
 
 SAMPLED = "ray/"
 """Prefix of metrics that are keyed by seconds since the start, not by step."""
+
+_WANDB_SECONDS = 20.0
+_REACH_SECONDS = 3.0
 
 
 class JsonSink:
@@ -97,10 +102,18 @@ class TensorBoardSink:
 class WandbSink:
     """Weights & Biases. It never asks, never waits long and never fails a run: problems are warnings.
 
-    Without a key or without a way to the server it works offline; WANDB_MODE, where set, decides alone.
+    Without a key or without a way to the server it works offline, from the start or when the server refuses;
+    WANDB_MODE, where set, decides alone. Steps are a metric of their own, `step`: wandb drops values whose
+    step is not above its own count, which sampled metrics would advance.
+
+    group, arm: the case, and which arm of a pair it is (``lora``, ``full``). link: address of the run, or the
+    folder of its offline files relative to `folder`; empty where wandb did not start.
     """
 
-    def __init__(self, config: WandbLogger, folder: Path, recipe: Mapping[str, Any]) -> None:
+    def __init__(
+        self, config: WandbLogger, folder: Path, recipe: Mapping[str, Any], *, group: str, arm: str
+    ) -> None:
+        self.link = ""
         self._run: Any = None
         try:
             import wandb
@@ -108,29 +121,44 @@ class WandbSink:
             _warn("wandb is not installed (pip install 'lora-suite[wandb]'); it gets no metrics")
             return
         self._error: type[Exception] = wandb.Error
-        try:
-            self._run = wandb.init(
-                project=config.project,
-                name=config.name,
-                dir=str(folder),
-                config=dict(recipe),
-                mode=_wandb_mode(),
-                settings=wandb.Settings(init_timeout=20, silent=True),
-            )
-            self._run.define_metric(f"{SAMPLED}*", step_metric="seconds")
-        except (wandb.Error, OSError, TimeoutError) as error:
-            _warn(f"wandb did not start ({error}); it gets no metrics")
+        for mode in dict.fromkeys((_wandb_mode(), "offline")):
+            try:
+                self._run = wandb.init(
+                    project=config.project,
+                    name=config.name,
+                    group=group,
+                    job_type=arm,
+                    tags=[arm],
+                    dir=str(folder),
+                    config=dict(recipe),
+                    mode=mode,
+                    settings=_quiet(wandb.Settings),
+                )
+                self._run.define_metric("*", step_metric="step")
+                self._run.define_metric(f"{SAMPLED}*", step_metric="seconds")
+                break
+            except (wandb.Error, OSError) as error:
+                _warn(f"wandb did not start {mode} ({error})")
+                self._run = None
+        self.link = self._find(folder)
+
+    def _find(self, folder: Path) -> str:
+        if self._run is None or self._run.settings.mode == "disabled":
+            return ""
+        if self._run.settings.mode in ("online", "shared"):
+            return str(self._run.url)
+        written = Path(self._run.settings.sync_dir).resolve()
+        inside = written.is_relative_to(folder.resolve())
+        return str(written.relative_to(folder.resolve()) if inside else written)
 
     def log(self, step: int, values: Mapping[str, float | None]) -> None:
         """Send the finite values."""
         if self._run is None:
             return
         finite = {name: value for name, value in values.items() if value is not None}
+        axis = "seconds" if any(name.startswith(SAMPLED) for name in finite) else "step"
         try:
-            if any(name.startswith(SAMPLED) for name in finite):
-                self._run.log({**finite, "seconds": step})
-            else:
-                self._run.log(finite, step=step)
+            self._run.log({**finite, axis: step})
         except (self._error, OSError) as error:
             self._give_up(error)
 
@@ -151,24 +179,42 @@ class WandbSink:
         self._run = None
 
 
+def _quiet(settings: Any) -> Any:
+    """Settings with which wandb waits for nothing long, and neither samples the machine nor takes the output.
+
+    What it would sample costs the machine that is measured; `ray/…` and `memory/…` say it already.
+    """
+    return settings(
+        silent=True,
+        console="off",
+        disable_git=True,
+        x_disable_stats=True,
+        init_timeout=_WANDB_SECONDS,
+        login_timeout=_WANDB_SECONDS,
+        finish_timeout=_WANDB_SECONDS,
+    )
+
+
 def _wandb_mode() -> Any:
     """The mode to start wandb in, so that it neither asks for a key nor waits for a server."""
     chosen = os.environ.get("WANDB_MODE")
     if chosen:
         return chosen
-    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("://")[-1].split("/")[0]
-    name, _, port = host.partition(":")
-    if not os.environ.get("WANDB_API_KEY") and not _netrc_names(name):
+    server = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
+    if not os.environ.get("WANDB_API_KEY") and not _netrc_names(server.hostname or ""):
         return "offline"
+    proxy = getproxies().get(server.scheme)
+    asked = server if proxy is None or proxy_bypass(server.hostname or "") else urlsplit(proxy)
+    port = asked.port or {"http": 80}.get(asked.scheme, 443)
     try:
-        socket.create_connection((name, int(port or 443)), timeout=3.0).close()
+        socket.create_connection((asked.hostname or "", port), timeout=_REACH_SECONDS).close()
     except OSError:
         return "offline"
     return "online"
 
 
 def _netrc_names(host: str) -> bool:
-    path = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    path = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
     try:
         return host in path.read_text(encoding="utf-8")
     except OSError:

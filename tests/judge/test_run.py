@@ -500,3 +500,8 @@ def test_not_finite_figures_are_left_out_of_the_summary(tmp_path):
     """verdict.json holds finite numbers alone."""
     damage: Callable[..., None] = put("train/loss", 10, None)
     assert "final_loss" not in judged(tmp_path, damage).summary
+
+
+def test_the_verdict_says_where_a_tracker_shows_the_run(tmp_path):
+    link = "wandb/offline-run-20260101_000000-abc"
+    assert judged(tmp_path, damage=record(link=link)).link == link

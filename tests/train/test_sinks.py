@@ -1,21 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where metrics go: what each sink holds afterwards, and that wandb never stops a run."""
+"""Where metrics go: what metrics.json and event files hold afterwards."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from lora_suite.config.schema import WandbLogger
 from lora_suite.train.metrics import MetricsWriter
-from lora_suite.train.sinks import JsonSink, TensorBoardSink, WandbSink
+from lora_suite.train.sinks import JsonSink, TensorBoardSink
 
 
 def events(folder: Path) -> list[tuple[str, int, float]]:
@@ -72,71 +65,3 @@ def test_event_files_of_a_continued_run_have_one_value_a_step(tmp_path: Path) ->
     second.log(3, {"a": 30.0})
     second.close()
     assert events(tmp_path) == [("a", 1, 1.0), ("a", 2, 2.0), ("a", 3, 30.0)]
-
-
-WANDB_SCRIPT = """
-import sys
-from pathlib import Path
-from lora_suite.config.schema import WandbLogger
-from lora_suite.train.sinks import WandbSink
-sink = WandbSink(WandbLogger(project="p", name="n"), Path(sys.argv[1]), {"a": 1})
-sink.log(1, {"train/loss": 2.0, "train/grad_norm": None})
-sink.log(0, {"ray/node.0.gpu.0.mem_gb": 1.0})
-sink.close()
-"""
-
-
-@pytest.mark.slow
-def test_wandb_without_a_key_works_offline_and_ends_in_time(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    environment["HOME"] = str(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", WANDB_SCRIPT, str(tmp_path)],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        timeout=90,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
-
-
-def test_a_missing_or_failing_wandb_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = WandbLogger(project="p", name="n")
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    sink = WandbSink(config, tmp_path, {})
-    sink.log(1, {"a": 1.0})
-    sink.close()
-    assert "wandb is not installed" in capsys.readouterr().err
-
-    monkeypatch.setitem(sys.modules, "wandb", FailingWandb())
-    sink = WandbSink(config, tmp_path, {})
-    sink.log(1, {"a": 1.0})
-    sink.log(2, {"a": 1.0})
-    sink.close()
-    assert capsys.readouterr().err.count("warning: wandb failed (full disk)") == 1
-
-
-class FailingWandb:
-    """As much of wandb as the sink uses; logging fails."""
-
-    class Error(Exception):
-        pass
-
-    class Settings:
-        def __init__(self, **settings: Any) -> None:
-            pass
-
-    def init(self, **arguments: Any) -> FailingWandb:
-        return self
-
-    def define_metric(self, *arguments: Any, **more: Any) -> None:
-        pass
-
-    def log(self, *arguments: Any, **more: Any) -> None:
-        raise self.Error("full disk")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from lora_suite.train.sinks import JsonSink, WandbSink
 
 
 class MonotonicWandb:
-    """As much of wandb as the sink uses: a step that is not above the last one is dropped."""
+    """As much of wandb as the sink uses; what is not above the last step is dropped, as wandb once did."""
 
     class Error(Exception):
         pass
@@ -31,6 +32,7 @@ class MonotonicWandb:
 
     def __init__(self) -> None:
         self.history = {6: 0.0}
+        self.settings = SimpleNamespace(mode="offline", sync_dir="wandb")
 
     def init(self, **arguments: Any) -> MonotonicWandb:
         return self
@@ -38,9 +40,9 @@ class MonotonicWandb:
     def define_metric(self, *arguments: Any, **more: Any) -> None:
         pass
 
-    def log(self, values: dict[str, float], step: int) -> None:
-        if step > max(self.history):
-            self.history[step] = values["train/loss"]
+    def log(self, values: dict[str, float]) -> None:
+        if values["step"] > max(self.history):
+            self.history[int(values["step"])] = values["train/loss"]
 
     def finish(self) -> None:
         pass
@@ -52,8 +54,8 @@ def test_steps_that_wandb_drops_after_a_resume_are_in_metrics_json(
     # https://github.com/wandb/wandb/issues/4482: the run had logged up to step 6, and was resumed at 4
     wandb = MonotonicWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    sinks = [JsonSink(tmp_path / "metrics.json"), WandbSink(WandbLogger(project="p", name="n"), tmp_path, {})]
-    writer = MetricsWriter(sinks)
+    tracker = WandbSink(WandbLogger(project="p", name="n"), tmp_path, {}, group="c", arm="lora")
+    writer = MetricsWriter([JsonSink(tmp_path / "metrics.json"), tracker])
     for step in range(4, 9):
         writer.log(step, {"train/loss": float(step)})
     writer.close()
