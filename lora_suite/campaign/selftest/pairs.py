@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from check_metrics import PairForm, parse
 from lora_suite.campaign.selftest.row import Row, share_row
 from lora_suite.campaign.selftest.traces import (
     FULL,
@@ -64,6 +65,13 @@ def pair_rows(full: bool) -> list[Row]:
         *_warmup(seeds),
         *_tail(seeds),
     ]
+
+
+def pair_form() -> PairForm:
+    """The pair check as the judge reads it."""
+    form = parse(RATIO).pair
+    assert form is not None
+    return form
 
 
 def _judged(text: str, given: Sequence[Block]) -> PairCheckVerdict:
