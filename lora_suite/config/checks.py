@@ -182,6 +182,13 @@ def _sizes(recipe: Recipe) -> Iterator[Problem]:
             f"{recipe.world_size} processes (cluster.num_nodes × cluster.gpus_per_node) cannot be split into "
             f"groups of {recipe.model_parallel_size} (tensor × pipeline × context parallel size)",
         )
+    elif recipe.policy.backend == "dtensor":
+        replicas = recipe.policy.dtensor_cfg.dp_replicate_size
+        if recipe.data_parallel_size % replicas:
+            yield (
+                "policy.dtensor_cfg.dp_replicate_size",
+                f"is {replicas}, which does not divide the {recipe.data_parallel_size} data parallel ranks",
+            )
     megatron, multiple = recipe.policy.megatron_cfg, recipe.policy.make_sequence_length_divisible_by
     if recipe.policy.backend != "megatron" or not megatron.sequence_parallel:
         return

@@ -133,6 +133,7 @@ class DTensor(Block):
     cpu_offload: bool
     sequence_parallel: bool
     activation_checkpointing: bool
+    dp_replicate_size: Positive
     tensor_parallel_size: Positive
     context_parallel_size: Positive
     custom_parallel_plan: str | None

@@ -28,6 +28,10 @@ def tp(size):
     return f"policy.dtensor_cfg.tensor_parallel_size={size}"
 
 
+def replicas(size):
+    return f"policy.dtensor_cfg.dp_replicate_size={size}"
+
+
 def steps_on_this_rank(settings, micros):
     """For each setting and micro batch size: the first values of the adapters, and one step."""
     results = []
@@ -85,6 +89,18 @@ def test_two_tensor_parallel_ranks(tmp_path, lora):
 @pytest.mark.parametrize("lora", [(LORA,), ()], ids=["lora", "full"])
 def test_two_by_two_ranks(tmp_path, lora):
     check(tmp_path, 4, (*lora, tp(2)), micros=(1,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [(LORA,), ()], ids=["lora", "full"])
+def test_two_replicas_of_two_shards(tmp_path, lora):
+    check(tmp_path, 4, (*lora, replicas(2)), micros=(1,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [(LORA,), ()], ids=["lora", "full"])
+def test_replicas_alone_shard_nothing(tmp_path, lora):
+    check(tmp_path, 2, (*lora, replicas(2)), micros=(1, 2))
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from lora_suite.train.backends.dtensor.adapters import Attach, attach_adapters, 
 from lora_suite.train.backends.dtensor.backend import DTensorBackend
 from lora_suite.train.backends.dtensor.full import FullParameters
 from lora_suite.train.backends.dtensor.parallel import (
-    build_mesh,
+    build_layout,
     check_family,
     decoder_layers,
     shard,
@@ -56,27 +56,30 @@ def build(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch
     lora = policy.dtensor_cfg.lora_cfg
     compute_dtype = DTYPES[policy.precision]
     masters = policy.precision == "bfloat16" and not lora.enabled
-    mesh, topology = build_mesh(device, policy.dtensor_cfg.tensor_parallel_size)
+    parallel = policy.dtensor_cfg
+    layout = build_layout(device, parallel.tensor_parallel_size, parallel.dp_replicate_size)
+    topology = layout.topology
     config = load_config(recipe, recipe_path)
     check_family(config.model_type)
     model = build_on_meta(config, torch.float32 if masters else compute_dtype)
     if topology.tp.size > 1:
-        split_layers(model, mesh["tp"])
+        split_layers(model, layout.tp_mesh)
     bank = None
     if lora.enabled:
         spec = LoraSpec.from_config(lora, recipe.sft.seed)
         attach: Attach = attach_peft if lora.implementation == "peft" else attach_adapters
         bank = attach(model, blueprint.adapters, spec, topology, compute_dtype)
     # FSDP2 also keeps the float32 masters of bfloat16 training, so there it is used on one dp rank, too.
-    sharded = topology.dp.size > 1 or masters
+    # Without it nothing would sum the gradients of full SFT over replicas, either.
+    sharded = layout.shards.size > 1 or masters or (bank is None and topology.dp.size > 1)
     ignored = set(bank.parameters()) if bank is not None else set()
-    wrap = partial(shard, dp_mesh=mesh["dp"], masters=masters, ignored=ignored) if sharded else None
+    wrap = partial(shard, layout=layout, masters=masters, ignored=ignored) if sharded else None
     _place(model, weight_source(recipe, recipe_path, config, device), device, wrap)
-    if policy.dtensor_cfg.activation_checkpointing:
+    if parallel.activation_checkpointing:
         recompute_layers(model, bank.generator if bank is not None else None)
     model.train()
     if bank is None:
-        trained = FullParameters(model.named_parameters(), topology, sharded, policy.optimizer)
+        trained = FullParameters(model.named_parameters(), topology, layout.shards, policy.optimizer)
         return DTensorBackend(model, topology, trained)
     bank.build_optimizer(policy.optimizer)
     return DTensorBackend(model, topology, bank)

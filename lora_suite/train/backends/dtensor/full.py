@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from lora_suite.config.schema import Optimizer
 from lora_suite.train.backends.dtensor.parallel import has_partial_gradient, is_tp_shard
 from lora_suite.train.optimizer import build_optimizer
-from lora_suite.train.topology import Topology
+from lora_suite.train.topology import Axis, Topology
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -26,16 +26,16 @@ class FullParameters:
     """Gradients, norm and optimizer of all parameters, with the methods of an `AdapterBank`.
 
     Clipping and Adam are elementwise but for the norm, so they run on plain local tensors: the sums over
-    ranks are written out here and nothing goes through DTensor's dispatch. fsdp: whether parameters are
-    sharded over dp (then FSDP2 sums their gradients); otherwise there is one dp rank.
+    ranks are written out here and nothing goes through DTensor's dispatch. shards: the axis over which FSDP2
+    has sharded the parameters (it sums their gradients over all of dp); of one rank where it has not.
     """
 
     def __init__(
-        self, named: Iterable[tuple[str, nn.Parameter]], topology: Topology, fsdp: bool, config: Optimizer
+        self, named: Iterable[tuple[str, nn.Parameter]], topology: Topology, shards: Axis, config: Optimizer
     ) -> None:
         self._named = dict(named)
         self._topology = topology
-        self._fsdp = fsdp
+        self._shards = shards
         self._locals = {name: local_part(parameter) for name, parameter in self._named.items()}
         self._sharded = [name for name, parameter in self._named.items() if is_tp_shard(parameter)]
         self._replicated = [name for name in self._named if name not in set(self._sharded)]
@@ -64,7 +64,7 @@ class FullParameters:
 
     def _squared_norm(self) -> torch.Tensor:
         total = self._topology.tp.sum(self._squares(self._sharded)) + self._squares(self._replicated)
-        return self._topology.dp.sum(total) if self._fsdp else total
+        return self._shards.sum(total)
 
     def _squares(self, names: Sequence[str]) -> torch.Tensor:
         gradients = self._gradients(names)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -35,14 +36,41 @@ PER_HEAD_NORMS = ("q_norm", "k_norm")
 
 def build_mesh(device: torch.device, tp_size: int) -> tuple[DeviceMesh, Topology]:
     """Mesh (dp, tp) over all ranks, neighbours in tp, and this rank's place in it."""
-    mesh = init_device_mesh(
-        device.type, (dist.get_world_size() // tp_size, tp_size), mesh_dim_names=("dp", "tp")
-    )
-    dp, tp = (
-        Axis(mesh.get_local_rank(name), mesh[name].size(), mesh.get_group(name)) for name in ("dp", "tp")
-    )
-    topology = Topology(dist.get_rank(), dist.get_world_size(), device, dp, tp, pp=Axis(0, 1))
-    return mesh, topology
+    world = dist.get_world_size()
+    mesh = init_device_mesh(device.type, (world // tp_size, tp_size), mesh_dim_names=("dp", "tp"))
+    dp, tp = (_axis(mesh, name) for name in ("dp", "tp"))
+    return mesh, Topology(dist.get_rank(), world, device, dp, tp, pp=Axis(0, 1))
+
+
+def _axis(mesh: DeviceMesh, name: str) -> Axis:
+    return Axis(mesh.get_local_rank(name), mesh[name].size(), mesh.get_group(name))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where ranks stand. topology: axes dp and tp. shards: the part of dp over which weights are sharded.
+
+    fsdp_mesh: what FSDP2 takes: (shard,), or (replicate, shard) where dp is more than its shards. tp_mesh:
+    (tp,).
+    """
+
+    topology: Topology
+    shards: Axis
+    fsdp_mesh: DeviceMesh
+    tp_mesh: DeviceMesh
+
+
+def build_layout(device: torch.device, tp_size: int, replicas: int) -> Layout:
+    """Lay all ranks out as (dp, tp), neighbours in tp, dp in turn as (replicas, shards).
+
+    replicas: how often a model copy's weights are held over dp. 1: sharded over all of dp; more is HSDP.
+    """
+    flat, topology = build_mesh(device, tp_size)
+    if replicas == 1:
+        return Layout(topology, topology.dp, flat["dp"], flat["tp"])
+    sizes = (replicas, topology.dp.size // replicas, tp_size)
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard", "tp"))
+    return Layout(topology, _axis(mesh, "shard"), mesh["replicate", "shard"], mesh["tp"])
 
 
 def decoder_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
@@ -107,16 +135,22 @@ def has_partial_gradient(parameter_name: str) -> bool:
     return any(f".{norm}." in parameter_name for norm in PER_HEAD_NORMS)
 
 
-def shard(module: nn.Module, dp_mesh: DeviceMesh, masters: bool, ignored: set[nn.Parameter]) -> None:
-    """Shard a module's parameters over the dp ranks with FSDP2; gradients are summed, not averaged.
+def shard(module: nn.Module, layout: Layout, masters: bool, ignored: set[nn.Parameter]) -> None:
+    """Shard a module's parameters with FSDP2; gradients are summed over all dp ranks, not averaged.
 
     masters: the parameters are float32 masters of a bfloat16 training: gathered and multiplied in bfloat16,
     gradients summed in float32. ignored: parameters that stay as they are (adapters).
     """
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if masters else MixedPrecisionPolicy()
     # One rank has nothing to gather again in the backward pass.
-    again = dp_mesh.size() > 1
-    fully_shard(module, mesh=dp_mesh, mp_policy=policy, reshard_after_forward=again, ignored_params=ignored)
+    again = layout.shards.size > 1
+    fully_shard(
+        module,
+        mesh=layout.fsdp_mesh,
+        mp_policy=policy,
+        reshard_after_forward=again,
+        ignored_params=ignored,
+    )
     # The loss is already divided by the global batch's tokens: https://github.com/NVIDIA-NeMo/RL/pull/1693.
     # A plain sum, because gloo knows no scaled one, which is what FSDP2 asks for otherwise.
     wrapped = cast(FSDPModule, module)
