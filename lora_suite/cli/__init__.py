@@ -17,6 +17,7 @@ from lora_suite.cli.ack import ack
 from lora_suite.cli.adapter import adapter
 from lora_suite.cli.audit import audit
 from lora_suite.cli.baseline import baseline
+from lora_suite.cli.bisect import bisect
 from lora_suite.cli.calibrate import calibrate
 from lora_suite.cli.common import INTERRUPTED, USAGE_ERROR
 from lora_suite.cli.compare import compare
@@ -30,6 +31,7 @@ from lora_suite.cli.lint import lint
 from lora_suite.cli.metrics import metrics
 from lora_suite.cli.report import report
 from lora_suite.cli.run import run
+from lora_suite.cli.selftest import selftest
 from lora_suite.cli.train import train
 from lora_suite.cli.trend import trend
 
@@ -75,6 +77,7 @@ for _command in (
     ack,
     audit,
     baseline,
+    bisect,
     calibrate,
     compare,
     config,
@@ -87,6 +90,7 @@ for _command in (
     metrics,
     report,
     run,
+    selftest,
     train,
     trend,
 ):

@@ -93,7 +93,7 @@ def _false_positives(full: bool) -> Iterator[Row]:
         given = (blocks(seed, PAIRS, machine) for seed in range(_SEEDS))
         yield share_row(
             f"no difference (A/A), {PAIRS} pairs, {name}: called different",
-            "<= 6 %",
+            "≤ 6 %",
             sum(_differs(_judged(RATIO, each)) for each in given),
             _SEEDS,
             lambda share: share <= 0.06,
@@ -111,7 +111,7 @@ def _slowdown(seeds: int) -> Row:
 
     row = share_row(
         f"LoRA 2 % slower, {PAIRS} pairs, pair noise 0.5 %: found",
-        ">= 95 %",
+        "≥ 95 %",
         _count(seeds, found),
         seeds,
         lambda share: share >= 0.95,
@@ -154,14 +154,14 @@ def _prior(seeds: int) -> Iterator[Row]:
 
     yield share_row(
         f"A/A, {repeats} pairs, prior of {_NIGHTS} nights: called different",
-        "<= 6 %",
+        "≤ 6 %",
         _count(seeds, wrong),
         seeds,
         lambda share: share <= 0.06,
     )
     yield share_row(
         f"LoRA 3 % slower, {repeats} pairs, pair noise 1 %, prior of {_NIGHTS} nights: found",
-        ">= 95 %",
+        "≥ 95 %",
         _count(seeds, lambda _: effect_low_high(math.log1p(0.03))[0] > 0),
         seeds,
         lambda share: share >= 0.95,
@@ -170,8 +170,8 @@ def _prior(seeds: int) -> Iterator[Row]:
 
 def _looks(seeds: int) -> Iterator[Row]:
     for planted, what, required, holds in (
-        (0.0, "A/A, looks after 2, 4, 6, 8 pairs: called different at any", "<= 6 %", lambda s: s <= 0.06),
-        (0.03, "LoRA 3 % slower, looks after 2, 4, 6, 8 pairs: found", ">= 95 %", lambda s: s >= 0.95),
+        (0.0, "A/A, looks after 2, 4, 6, 8 pairs: called different at any", "≤ 6 %", lambda s: s <= 0.06),
+        (0.03, "LoRA 3 % slower, looks after 2, 4, 6, 8 pairs: found", "≥ 95 %", lambda s: s >= 0.95),
     ):
         ends = [_looked(seed, Machine(), planted) for seed in range(seeds)]
         hits = sum(state != "INCONCLUSIVE" if planted == 0 else state == "FAIL" for state, _ in ends)
@@ -198,7 +198,7 @@ def _warmup(seeds: int) -> Iterator[Row]:
     compiled = slow_start(0.35, 3.0)
     yield share_row(
         "LoRA arm three times slower in its first 35 % of steps, else equal: called different",
-        "<= 6 %",
+        "≤ 6 %",
         _count(seeds, lambda seed: _differs(_judged(RATIO, blocks(seed, PAIRS, Machine(), compiled)))),
         seeds,
         lambda share: share <= 0.06,
@@ -206,7 +206,7 @@ def _warmup(seeds: int) -> Iterator[Row]:
     never = slow_start(0.6, 1.3)
     yield share_row(
         "LoRA arm 30 % slower in its first 60 % of steps: INCONCLUSIVE, not steady",
-        ">= 99 %",
+        "≥ 99 %",
         _count(
             seeds,
             lambda seed: "not steady" in _judged(RATIO, blocks(seed, PAIRS, Machine(), never)).message,
@@ -217,7 +217,7 @@ def _warmup(seeds: int) -> Iterator[Row]:
     noisy = replace(Machine(), noise=0.05)
     yield share_row(
         "steady runs, step scatter of 5 %: called not steady",
-        "<= 1 %",
+        "≤ 1 %",
         _count(seeds, lambda seed: "not steady" in _judged(RATIO, blocks(seed, PAIRS, noisy)).message),
         seeds,
         lambda share: share <= 0.01,
@@ -236,7 +236,7 @@ def _tail(seeds: int) -> Iterator[Row]:
 
     row = share_row(
         "every tenth LoRA step three times longer: tail gate fails",
-        ">= 95 %",
+        "≥ 95 %",
         _count(seeds, lambda seed: fails(seed, 3.0)),
         seeds,
         lambda share: share >= 0.95,
@@ -245,7 +245,7 @@ def _tail(seeds: int) -> Iterator[Row]:
     yield replace(row, notes=f"{row.notes}; the median saw no difference in {hidden:.1f} %")
     yield share_row(
         "no tail, spikes in 3 % of the steps of both arms: tail gate fails",
-        "<= 1 %",
+        "≤ 1 %",
         _count(seeds, lambda seed: fails(seed, 1.0)),
         seeds,
         lambda share: share <= 0.01,

@@ -85,9 +85,9 @@ def _mlperf(files: Sequence[Path]) -> Iterator[Row]:
         (
             0.0,
             "MLPerf 5.1 LoRA logs, ABBA of 4 runs, 0.5 % minimum effect: called slower or faster",
-            "<= 3 %",
+            "≤ 3 %",
         ),
-        (_PLANTED, "the same, 1 % slower planted in two of the four: found", ">= 95 %"),
+        (_PLANTED, "the same, 1 % slower planted in two of the four: found", "≥ 95 %"),
     ):
         judged = [each for name, runs in systems.items() for each in _windows(name, runs, planted)]
         hits = [
@@ -182,7 +182,7 @@ def _megatron(files: Sequence[Path]) -> Iterator[Row]:
     )
     yield share_row(
         "the same, the first 60 % of the steps 50 % longer: called not steady",
-        ">= 95 %",
+        "≥ 95 %",
         sum(not _steady(each * np.exp(slow_start(0.6, 1.5)(len(each)))) for each in times),
         len(times),
         lambda share: share >= 0.95,

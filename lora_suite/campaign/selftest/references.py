@@ -48,14 +48,14 @@ def _attribution(seeds: int) -> Iterator[Row]:
     )
     yield share_row(
         "attribution, 3 % planted in LoRA, both, full (faster), none; run noise 0.2 %: right",
-        ">= 95 %",
+        "≥ 95 %",
         right,
         trials,
         lambda share: share >= 0.95,
     )
     wrong = share_row(
         "the same: a wrong answer rather than `unclear`",
-        "<= 1 %",
+        "≤ 1 %",
         trials - right - unclear,
         trials,
         lambda share: share <= 0.01,
@@ -99,7 +99,7 @@ def _curves(seeds: int) -> Iterator[Row]:
         faulty = offset != 0.0 or spike != 0.0
         yield share_row(
             what,
-            ">= 99 %" if faulty else "<= 1 %",
+            "≥ 99 %" if faulty else "≤ 1 %",
             sum(apart(jitter, offset, spike) for _ in range(seeds)),
             seeds,
             (lambda share: share >= 0.99) if faulty else (lambda share: share <= 0.01),
@@ -122,14 +122,14 @@ def _levels(seeds: int) -> Iterator[Row]:
 
     yield share_row(
         "loss of five other seeds: called different",
-        "<= 5 %",
+        "≤ 5 %",
         sum(fails(0.0) for _ in range(seeds)),
         seeds,
         lambda share: share <= 0.05,
     )
     yield share_row(
         "loss of five other seeds, 3 % higher: found",
-        ">= 95 %",
+        "≥ 95 %",
         sum(fails(0.03) for _ in range(seeds)),
         seeds,
         lambda share: share >= 0.95,
