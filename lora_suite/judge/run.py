@@ -73,6 +73,7 @@ def judge_run(
 
     checks: list[CheckVerdict] = []
     not_judged: list[str] = []
+    counts = case.driver_judges and not planned.discarded
     reached = evidence.last_step if evidence is not None else 0
     own = _breakdown(ended)
     if own is None and evidence is None:
@@ -81,7 +82,7 @@ def judge_run(
         own = _shortfall(case, evidence, ended, launched)
         if own is None and not planned.discarded:
             checks, not_judged = _contents(case, evidence)
-    if own is None and ended is not None and ended.status != 0 and not _agrees(ended, checks, planned):
+    if own is None and ended is not None and ended.status != 0 and not _agrees(ended, checks, counts):
         who = "the driver" if isinstance(case, Case) else "the command"
         said = f"everything holds, but {who} ended with status {ended.status}"
         own = "ERROR", f"{said}{_last_lines(ended)}"
@@ -187,10 +188,11 @@ def _contents(case: BaseCase, evidence: Evidence) -> tuple[list[CheckVerdict], l
     return verdicts, not_judged
 
 
-def _agrees(ended: Ended, checks: list[CheckVerdict], planned: PlannedRun) -> bool:
-    """Whether a driver's bad status is explained by a verdict of ours, or judges a run that nobody judges."""
-    explained = planned.discarded or worst([check.state for check in checks]) != "PASS"
-    return ended.status in _DRIVER_JUDGES and explained
+def _agrees(ended: Ended, checks: list[CheckVerdict], counts: bool) -> bool:
+    """Whether a driver's bad status is explained by a verdict of ours, or is one that does not count."""
+    return ended.status in _DRIVER_JUDGES and (
+        not counts or worst([check.state for check in checks]) != "PASS"
+    )
 
 
 def _place(ended: Ended) -> str:

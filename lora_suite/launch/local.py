@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from lora_suite.launch.ending import by_signal, crash, last_lines, read_record, read_tail, record_end
@@ -18,7 +19,14 @@ from lora_suite.plan.model import Case, ExternalCase, PlannedRun
 
 
 class LocalLauncher:
-    """Runs cases on this machine, one at a time."""
+    """Runs cases on this machine, one at a time.
+
+    checkouts: by the name of a case of ours, the folder of another version of this program that is to train
+    it. The driver runs there, and Python finds that version's modules first.
+    """
+
+    def __init__(self, checkouts: Mapping[str, Path] | None = None) -> None:
+        self._checkouts = dict(checkouts or {})
 
     def run(
         self, case: Case | ExternalCase, planned: PlannedRun, run_dir: Path, *, keep: bool, poll: Poll
@@ -35,10 +43,11 @@ class LocalLauncher:
         run_id = f"{case.stem}-{planned.repeat}-{secrets.token_hex(4)}"
         if isinstance(case, ExternalCase):
             return run_external(case, run_dir, run_id, poll)
+        checkout = self._checkouts.get(case.stem)
         outcome = supervise(
             ["bash", str(case.driver_path.resolve()), *case.overrides],
-            cwd=None,
-            environment=_environment(case, run_dir.resolve(), keep),
+            cwd=checkout,
+            environment={**_environment(case, run_dir.resolve(), keep), **_modules_of(checkout)},
             run_dir=run_dir,
             run_id=run_id,
             minutes=case.minutes,
@@ -47,6 +56,14 @@ class LocalLauncher:
         ended = outcome.told(_classify(case, run_dir, run_id, outcome))
         record_end(run_dir, ended, run_id=run_id, case=case.stem, tree=case.tree)
         return ended
+
+
+def _modules_of(checkout: Path | None) -> dict[str, str]:
+    """What lets Python find the modules of a checkout before all others."""
+    if checkout is None:
+        return {}
+    known = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(checkout), *([known] if known else [])])}
 
 
 def _environment(case: Case, run_dir: Path, keep: bool) -> dict[str, str]:

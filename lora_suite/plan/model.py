@@ -59,7 +59,8 @@ class BaseCase(ABC):
 
     stem: its name. tree: what is known of its configuration as plain values, as run.json keeps it. overrides:
     words that its driver or command is started with. steps: the last step that must be reached. minutes:
-    wall-clock limit of one run.
+    wall-clock limit of one run. driver_judges: whether a bad verdict of its driver or command counts; not
+    where the case is slow on purpose, and `checks` is empty for that.
     """
 
     stem: str
@@ -68,6 +69,7 @@ class BaseCase(ABC):
     steps: int
     minutes: float
     checks: tuple[DeclaredCheck, ...]
+    driver_judges: bool = True
 
     @property
     @abstractmethod

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A probe of `lora-suite bisect`: one commit's arm against the good commit's, as a small pair."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from check_metrics import parse
+from lora_suite.campaign.bisect import Answer
+from lora_suite.campaign.execute import Launcher, execute
+from lora_suite.campaign.repository import Commit, Repository
+from lora_suite.config.errors import ConfigError
+from lora_suite.judge.verdict import PairVerdict, SuiteVerdict
+from lora_suite.launch.local import LocalLauncher
+from lora_suite.plan.load import load_plan
+from lora_suite.plan.model import Case, ExternalCase, Pair, Plan
+from lora_suite.plan.order import LOOKS, ordered_runs
+
+GOOD, CANDIDATE = "good", "candidate"
+_WORSE_IF_MORE = ("<", "<=")
+
+Launchers = Callable[[Mapping[str, Path]], Launcher]
+"""Makes a launcher whose cases, by name, run the code of these checkouts."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is compared over commits: an arm of a pair, by the metric of the pair's first ratio check.
+
+    operator: of that check; `<` where more is worse.
+    """
+
+    suite: Path
+    pair: Pair
+    arm: str
+    metric: str
+    operator: str
+    case: Case | ExternalCase
+
+    @classmethod
+    def of(cls, suite: Path, select: str | None) -> Subject:
+        """The subject of the one pair that `select` chooses; raises ConfigError."""
+        plan = load_plan(suite, select=select)
+        pairs = [pair for pair in plan.pairs if pair.canary is None]
+        if len(pairs) != 1:
+            names = ", ".join(pair.name for pair in pairs) or "none"
+            raise ConfigError(
+                f"{suite}: bisect follows one pair, -k {select!r} chooses {names}; name one with -k"
+            )
+        (pair,) = pairs
+        forms = [parse(text).pair for text in pair.checks]
+        form = next((each for each in forms if each is not None and each.function == "ratio"), None)
+        if form is None:
+            raise ConfigError(
+                f"{suite}: pair {pair.name}: no check is a ratio, so there is nothing to follow"
+            )
+        arm, metric = form.left
+        case = plan.cases[pair.arms[arm]]
+        if not isinstance(case, Case | ExternalCase):
+            raise ConfigError(f"{suite}: pair {pair.name}: {case.stem} cannot be read: {case.problem}")
+        return cls(suite.resolve(), pair, arm, metric, form.op, case)
+
+    @property
+    def folder(self) -> Path:
+        """Where the repository lies that is searched: an external command's folder, else the suite's."""
+        return self.case.cwd if isinstance(self.case, ExternalCase) else self.suite.parent
+
+    def case_at(self, repository: Repository, checkout: Path, commit: Commit) -> Case | ExternalCase:
+        """The arm's case as a commit has it, under a name that tells it; raises ConfigError.
+
+        A suite within the repository is read from the checkout. Of one outside only the command's folder is
+        the commit's.
+        """
+        case: object = self.case
+        if self.suite.is_relative_to(repository.top):
+            plan = load_plan(checkout / self.suite.relative_to(repository.top), select=self.pair.name)
+            arms = next((pair.arms for pair in plan.pairs if pair.name == self.pair.name), {})
+            if self.arm not in arms:
+                raise ConfigError(f"the suite has no pair {self.pair.name} with an arm {self.arm}")
+            case = plan.cases[arms[self.arm]]
+        elif isinstance(self.case, ExternalCase):
+            case = replace(self.case, cwd=checkout / self.case.cwd.relative_to(repository.top))
+        if not isinstance(case, Case | ExternalCase):
+            raise ConfigError(f"{self.case.stem} cannot be read")
+        # Whether the arm's own limits hold is not what is asked.
+        return replace(case, stem=f"{case.stem}@{commit.sha[:10]}", checks=(), driver_judges=False)
+
+
+class PairProbe:
+    """Probes commits. Use as a context manager: the good commit's checkout lives as long as it does.
+
+    results: folder for the runs. budget_minutes: of all probes together, None without end. launchers: see
+    `Launchers`.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        repository: Repository,
+        good: Commit,
+        results: Path,
+        console: Console,
+        budget_minutes: float | None,
+        launchers: Launchers = LocalLauncher,
+    ) -> None:
+        self._subject = subject
+        self._repository = repository
+        self._good = good
+        self._results = results
+        self._console = console
+        self._budget = budget_minutes
+        self._launchers = launchers
+        self._began = time.monotonic()
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> PairProbe:
+        """Check the good commit out; raises ConfigError if its suite does not plan."""
+        with contextlib.ExitStack() as stack:
+            self._checkout = stack.enter_context(self._repository.checkout(self._good))
+            self._case = self._subject.case_at(self._repository, self._checkout, self._good)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def __call__(self, commit: Commit, limit: float) -> Answer:
+        """Whether a commit's arm is worse than the good one's by more than `limit`.
+
+        Raises KeyboardInterrupt where its runs were interrupted.
+        """
+        left = self._minutes_left()
+        if left is not None and left <= 0.0:
+            return Answer("no time", f"the budget of {self._budget:g} minutes is over")
+        with self._repository.checkout(commit) as checkout:
+            try:
+                case = self._subject.case_at(self._repository, checkout, commit)
+            except ConfigError as error:
+                return Answer("skipped", f"does not plan: {str(error).splitlines()[0]}")
+            # The good commit is probed against itself, too, and the runs of one case have one place.
+            case = replace(case, stem=f"{case.stem}-{CANDIDATE}") if commit == self._good else case
+            plan = self._plan(case, limit, left)
+            launcher = self._launchers({self._case.stem: self._checkout, case.stem: checkout})
+            folder = self._results / f"{commit.sha[:10]}"
+            verdict = execute(plan, folder, launcher, self._console, keep=False)
+        if verdict.interrupted:
+            raise KeyboardInterrupt
+        return _answer(verdict, case.stem)
+
+    def _minutes_left(self) -> float | None:
+        if self._budget is None:
+            return None
+        return self._budget - (time.monotonic() - self._began) / 60.0
+
+    def _plan(self, case: Case | ExternalCase, limit: float, minutes: float | None) -> Plan:
+        subject = self._subject
+        worse = limit if subject.operator in _WORSE_IF_MORE else 1.0 / limit
+        ratio = f'ratio({CANDIDATE}["{subject.metric}"], {GOOD}["{subject.metric}"])'
+        pair = Pair(
+            name=f"{subject.pair.name} {subject.arm}",
+            arms={GOOD: self._case.stem, CANDIDATE: case.stem},
+            checks=(f"{ratio} {subject.operator} {worse:.6g}",),
+            repeats=LOOKS[-1],
+            reuse=False,
+            warmup=subject.pair.warmup,
+            warmup_runs=subject.pair.warmup_runs,
+            looks=LOOKS,
+        )
+        return Plan(
+            suite="bisect",
+            path=subject.suite,
+            cases={self._case.stem: self._case, case.stem: case},
+            pairs=(pair,),
+            runs=tuple(ordered_runs([pair], [], 1)),
+            budget_gpu_hours=None,
+            budget_minutes=minutes,
+        )
+
+
+def _answer(verdict: SuiteVerdict, candidate: str) -> Answer:
+    (pair,) = verdict.pairs
+    broken = next((run for run in verdict.runs if run.case == candidate and run.state != "PASS"), None)
+    if broken is not None:
+        return Answer("skipped", f"does not run: {broken.state} {broken.message.partition(chr(10))[0]}")
+    if pair.state in ("PASS", "FAIL") and pair.checks[0].effect is not None:
+        return Answer(
+            "good" if pair.state == "PASS" else "bad", pair.checks[0].value, pair.checks[0].effect.estimate
+        )
+    return Answer("unclear", _why(pair))
+
+
+def _why(pair: PairVerdict) -> str:
+    """What kept a pair from being decided."""
+    return pair.message or next((check.message for check in pair.checks if check.message), pair.state)
