@@ -71,15 +71,41 @@ def supervised(batches: Sequence[MicroBatch]) -> int:
 
 def run_ranks(job: Callable[..., Any], folder: Path, *args: Any) -> list[Any]:
     """Run a job on two ranks; returns what each of them returned."""
-    torch.multiprocessing.spawn(_rank, args=(job, folder, args), nprocs=2)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    torch.multiprocessing.spawn(_rank, args=(store.port, job, folder, args), nprocs=2)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 
-def _rank(rank: int, job: Callable[..., Any], folder: Path, args: tuple[Any, ...]) -> None:
+def _rank(rank: int, port: int, job: Callable[..., Any], folder: Path, args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    _start_groups(store, rank, 0)
     torch.save(job(*args), folder / f"{rank}.pt")
     dist.destroy_process_group()
+
+
+_started: list[tuple[dist.Store, int, int]] = []
+
+
+def _start_groups(store: dist.Store, rank: int, count: int) -> None:
+    """Start the world, for the `count`-th time on this store."""
+    dist.init_process_group("gloo", store=dist.PrefixStore(str(count), store), rank=rank, world_size=2)
+    _started[:] = [(store, rank, count)]
+
+
+def restart_groups() -> None:
+    """End all groups and start the world anew.
+
+    megatron-core starts dozens of groups, each with threads of its own, and never ends them.
+    """
+    if "megatron.core" not in sys.modules:
+        return
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+    ((store, rank, count),) = _started
+    _start_groups(store, rank, count + 1)
 
 
 def build_layout(recipe: Path, *overrides: str, known: bool = True) -> Any:
@@ -87,10 +113,7 @@ def build_layout(recipe: Path, *overrides: str, known: bool = True) -> Any:
 
     known: whether the model's architecture was on this machine before its weights were.
     """
-    if "megatron.core" in sys.modules:
-        from megatron.core import parallel_state
-
-        parallel_state.destroy_model_parallel()
+    restart_groups()
     resolved = load_recipe(recipe, overrides)
     blueprint = preflight(resolved.recipe, resolved.path)
     if not known:

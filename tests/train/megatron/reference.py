@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.func import functional_call
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from lora_suite.blueprint.shape import ModelShape, read_shape
 from lora_suite.train.batch import IGNORED, MicroBatch
@@ -23,6 +22,7 @@ BETAS, EPS, DECAY, SEED = (0.9, 0.98), 1e-3, 0.1, 42
 SCALE = 32 / 8
 
 Weights = dict[str, torch.Tensor]
+Model = TypeVar("Model", bound=torch.nn.Module)
 
 
 def shape() -> ModelShape:
@@ -31,18 +31,22 @@ def shape() -> ModelShape:
 
 
 def tiny_llama() -> LlamaForCausalLM:
-    """transformers' own tiny Llama with the first weights, in float64.
-
-    Its norms compute in float32 even then, so torch's take their place.
-    """
+    """transformers' own tiny Llama with the first weights, in float64."""
     config = json.loads(CONFIG.read_text())
-    model = LlamaForCausalLM(LlamaConfig(**config))
-    for name, module in list(model.named_modules()):
-        if isinstance(module, LlamaRMSNorm):
-            model.set_submodule(name, torch.nn.RMSNorm(module.weight.shape, module.variance_epsilon))
+    model = in_float64(LlamaForCausalLM(LlamaConfig(**config)))
     weights = hf_tensors(shape(), config["initializer_range"], SEED, torch.float64, torch.device("cpu"))
-    model.double().load_state_dict(dict(weights))
+    model.load_state_dict(dict(weights))
     return model
+
+
+def in_float64(model: Model) -> Model:
+    """A model of transformers in float64. Its norms stay in float32 even then: torch's take their place."""
+    for name, module in list(model.named_modules()):
+        if type(module).__name__.endswith("RMSNorm"):
+            norm = torch.nn.RMSNorm(module.weight.shape, module.variance_epsilon)
+            norm.load_state_dict(module.state_dict())
+            model.set_submodule(name, norm)
+    return model.double()
 
 
 def loss_sum(model: torch.nn.Module, weights: Mapping[str, torch.Tensor], batch: MicroBatch) -> torch.Tensor:

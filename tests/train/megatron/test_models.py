@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.overrides import TorchFunctionMode
 from transformers import (
     AutoModelForCausalLM,
@@ -18,9 +19,15 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
+from lora_suite.blueprint.shape import read_shape
 from lora_suite.config import ConfigError
+from lora_suite.train.backends.megatron.weights import ShardMap
+from lora_suite.train.topology import Axis
+from tests.train.megatron import reference
 from tests.train.megatron.ranks import (
     ADAPTERS,
     FULL,
@@ -34,6 +41,7 @@ from tests.train.megatron.ranks import (
     placement,
     run_ranks,
     supervised,
+    train_adapters,
     whole,
 )
 
@@ -65,6 +73,13 @@ MODELS = {
     ),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"})),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "head_dim": 32}, tie_word_embeddings=True)),
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MOE = {
+    "qwen3 moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True)),
+    "qwen3 moe bare": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=False, tie_word_embeddings=True)
+    ),
 }
 SPLITS = {"tp1": layout(tensor_model_parallel_size=1), "tp2": ()}
 STAGES = layout(tensor_model_parallel_size=1, pipeline_model_parallel_size=2)
@@ -102,15 +117,47 @@ def pretrained(folder: Path) -> tuple[str, ...]:
     return ("policy.init=pretrained", f"policy.model_name={folder}")
 
 
-def model_logits(folder: Path) -> dict[str, torch.Tensor]:
+def weights(backend: Any) -> dict[str, Any]:
+    """This rank's part of a model's own weights, and the place of its layers."""
+    return {
+        "first layer": backend.model.decoder.layers[0].layer_number - 1,
+        "tp": backend.topology.tp.size,
+        "parameters": {
+            name: value.detach().clone()
+            for name, value in backend.model.named_parameters()
+            if "adapters" not in name
+        },
+    }
+
+
+def expert_models(folder: Path) -> dict[str, Any]:
+    """Logits and weights of models with experts, and a training of their adapters."""
+    results: dict[str, Any] = {}
+    for name in MOE:
+        for split, overrides in {"tp1": SPLITS["tp1"], "pp2": STAGES}.items():
+            backend = build_layout(LORA, *pretrained(folder / name), *overrides)
+            results[f"{name} {split} weights"] = weights(backend)
+            if split == "tp1":
+                results[f"{name} {split}"] = logits(backend, INPUT)
+    results["training"] = train_adapters(
+        {
+            split: (*pretrained(folder / "qwen3 moe"), *overrides)
+            for split, overrides in {"dp2": SPLITS["tp1"], "pp2 recompute": STAGES + RECOMPUTED}.items()
+        }
+    )
+    return results
+
+
+def model_logits(folder: Path) -> dict[str, Any]:
     """Logits of each model at each tensor parallel size, and two steps of training over two ranks."""
-    results = {}
+    results: dict[str, Any] = {}
     for name in MODELS:
         for split, overrides in SPLITS.items():
             backend = build_layout(FULL, *pretrained(folder / name), *overrides)
             results[f"{name} {split}"] = logits(backend, INPUT)
         for split, overrides in {"tp2": (), "pp2": STAGES}.items():
             backend = build_layout(FULL, *pretrained(folder / name), *overrides)
+            results[f"{name} {split} weights"] = weights(backend)
             results[f"{name} {split} losses"] = [one_step(backend)[0] for _ in range(2)]
     return results
 
@@ -149,7 +196,7 @@ def with_dropout() -> dict[str, Any]:
                 backend = build_layout(LORA, *ADAPTERS, *dropped, *fused, *overrides)
                 plain = float(backend.evaluate(batches))
                 loss = float(backend.forward_backward(batches, supervised(batches)))
-                # Without tensor parallelism each rank is a copy of the model of its own: nothing is to be summed.
+                # Without tensor parallelism each rank has a whole model: nothing is to be summed.
                 if name != "tp1":
                     backend.sync_gradients()
                 bank = backend.bank
@@ -234,6 +281,7 @@ def job(folder: Path) -> dict[str, Any]:
     """Everything in one start of the processes."""
     return {
         "logits": model_logits(folder),
+        "experts": expert_models(folder),
         "dropout": with_dropout(),
         "states": resumed(),
         "optimizers": optimizers(),
@@ -247,7 +295,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with each model as transformers saves it; biases are not left at zero."""
     folder = tmp_path_factory.mktemp("models")
     torch.manual_seed(3)
-    for name, make in MODELS.items():
+    for name, make in (MODELS | MOE).items():
         model = make()
         with torch.no_grad():
             for key, parameter in model.named_parameters():
@@ -270,6 +318,51 @@ def test_logits_are_those_of_transformers(name, results, models):
     for rank in results:
         for split in SPLITS:
             torch.testing.assert_close(rank["logits"][f"{name} {split}"], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MOE)
+def test_logits_of_a_model_with_experts_are_those_of_transformers(name, results, models):
+    model = AutoModelForCausalLM.from_pretrained(models / name)
+    with torch.no_grad():
+        expected = model(INPUT).logits
+    for rank in results:
+        torch.testing.assert_close(rank["experts"][f"{name} tp1"], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_beside_experts_train_as_merged_weights_do_in_transformers(results, models):
+    # transformers' other ways to compute experts know no float64.
+    model = AutoModelForCausalLM.from_pretrained(models / "qwen3 moe", experts_implementation="eager")
+    model = reference.in_float64(model)
+    base = {name: value.detach() for name, value in model.state_dict().items()}
+    first = {
+        key: value for rank in results for key, value in rank["experts"]["training"]["dp2"]["first"].items()
+    }
+    theirs = reference.train(model, first, lambda factors: reference.merged(base, factors))
+    for rank in results:
+        for ours in rank["experts"]["training"].values():
+            assert ours["count"] == 7_168  # 2 · 8 · (128 + 96 + 96 + 128): q, k, v, o
+            # Both take the softmax over experts in float32.
+            for step, plain in zip(ours["curve"], theirs["curve"], strict=True):
+                assert step == pytest.approx(plain, rel=1e-6)
+            for key, value in ours["last"].items():
+                torch.testing.assert_close(value, theirs["last"][key], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("split", ["tp2", "pp2"])
+@pytest.mark.parametrize("name", MODELS | MOE)
+def test_shards_joined_are_the_model_as_it_was_saved_bit_by_bit(name, split, results, models):
+    kind, split = ("experts", "tp1" if split == "tp2" else split) if name in MOE else ("logits", split)
+    ranks = [rank[kind][f"{name} {split} weights"] for rank in results]
+    shards = ShardMap(read_shape(models / name / "config.json"), Axis(0, 1))
+    joined: dict[str, torch.Tensor] = {}
+    for rank in ranks:
+        for key, value in rank["parameters"].items():
+            parts = [each["parameters"][key] for each in ranks] if rank["tp"] > 1 else [value]
+            joined |= shards.whole(key, rank["first layer"], parts)
+    saved = load_file(models / name / "model.safetensors")
+    assert joined.keys() == saved.keys()
+    for key, value in saved.items():
+        assert torch.equal(joined[key], value)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From tensors with Hugging Face's names to this rank's Megatron shards.
+"""From tensors with Hugging Face's names to this rank's Megatron shards, and back.
 
 Megatron-core stacks linears that read the same input. Over tensor parallel ranks (tp of them):
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +61,29 @@ def held_linears(path: str) -> tuple[str, ...]:
     return tuple(part.replace("mlp.", f"mlp.experts.{expert[1]}.") for part in parts)
 
 
+def _in_layer(name: str, first_layer: int) -> tuple[str, tuple[str, ...]]:
+    """A Megatron parameter's path in its layer, and the full names of the Hugging Face tensors it holds."""
+    match = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
+    if match is None:
+        raise KeyError(f"{name} has no counterpart in Hugging Face's names")
+    path, prefix = match[2], f"model.layers.{first_layer + int(match[1])}."
+    held = (LAYER_NORMS[path],) if path in LAYER_NORMS else held_linears(path)
+    return path, tuple(f"{prefix}{part}.{match[3]}" for part in held)
+
+
+def unstack(path: str, rows: torch.Tensor, shape: ModelShape) -> tuple[torch.Tensor, ...]:
+    """The rows of each linear that a stacking Megatron linear holds, out of its own rows or some ranks' part.
+
+    path: of that linear, whose last name says how it stacks. rows: [out] or [out, in].
+    """
+    if path.endswith("linear_qkv"):
+        sizes = [shape.heads // shape.kv_heads * shape.head_dim, shape.head_dim, shape.head_dim]
+    else:
+        sizes = [len(rows) // 2] * 2
+    groups = rows.view(-1, sum(sizes), *rows.shape[1:])
+    return tuple(part.flatten(0, 1) for part in torch.split(groups, sizes, 1))
+
+
 @dataclass(frozen=True)
 class ShardMap:
     """Maps names and values of one model over one tensor parallel axis."""
@@ -88,22 +111,37 @@ class ShardMap:
             return self._part(fetch(EMBEDDING if self.shape.tied_head else HEAD), 0)
         if name == "decoder.final_layernorm.weight":
             return fetch(FINAL_NORM)
-        match = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
-        if match is None:
-            raise KeyError(f"{name} has no counterpart in Hugging Face's names")
-        prefix = f"model.layers.{first_layer + int(match[1])}."
-        if match[2] in LAYER_NORMS:
-            return fetch(f"{prefix}{LAYER_NORMS[match[2]]}.{match[3]}")
-        parts = [fetch(f"{prefix}{part}.{match[3]}") for part in held_linears(match[2])]
-        if match[2] == "mlp.router":
+        path, names = _in_layer(name, first_layer)
+        parts = [fetch(part) for part in names]
+        if path == "mlp.router" or path in LAYER_NORMS:
             return parts[0]
         if len(parts) == 1:
             return self._part(parts[0], 1)
         # Rows are split over ranks part by part, then stacked within each group of heads.
-        groups = self.shape.kv_heads // self.tp.size if "qkv" in match[2] else 1
+        groups = self.shape.kv_heads // self.tp.size if "qkv" in path else 1
         rows = [self._part(part, 0) for part in parts]
         rows = [part.view(groups, -1, *part.shape[1:]) for part in rows]
         return torch.cat(rows, 1).flatten(0, 1)
+
+    def whole(self, name: str, first_layer: int, shards: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The whole Hugging Face tensors of one Megatron parameter, the inverse of `local`.
+
+        shards: the parameter's values on all tensor parallel ranks, in their order. A tied head has no tensor
+        of its own.
+        """
+        if name == "embedding.word_embeddings.weight":
+            return {EMBEDDING: torch.cat([*shards])}
+        if name == "output_layer.weight":
+            return {} if self.shape.tied_head else {HEAD: torch.cat([*shards])}
+        if name == "decoder.final_layernorm.weight":
+            return {FINAL_NORM: shards[0]}
+        path, names = _in_layer(name, first_layer)
+        if path == "mlp.router" or path in LAYER_NORMS:
+            return {names[0]: shards[0]}
+        if len(names) == 1:
+            return {names[0]: torch.cat([*shards], 1)}
+        parts = zip(*(unstack(path, shard, self.shape) for shard in shards), strict=True)
+        return {part: torch.cat(rows) for part, rows in zip(names, parts, strict=True)}
 
     def _part(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
         return whole.chunk(self.tp.size, dim)[self.tp.index]
