@@ -15,6 +15,8 @@ from lora_suite.config.schema import DTensorLora, Recipe
 
 Problem = tuple[str, str]  # dotted key, what is wrong with it
 
+_METRICS_OF_CHECKPOINTS = ("val:val_loss", "val:loss", "train:loss")
+
 
 def check_recipe(recipe: Recipe, origin: Callable[[str], str]) -> None:
     """Raise ConfigError that lists every contradiction and unavailable feature, one a line."""
@@ -242,7 +244,7 @@ def _rhythm(recipe: Recipe) -> Iterator[Problem]:
         )
     if not checkpointing.enabled or checkpointing.metric_name is None:
         return
-    if not checkpointing.metric_name.startswith(("val:", "train:")):
+    if checkpointing.metric_name not in _METRICS_OF_CHECKPOINTS:
         yield (
             "checkpointing.metric_name",
             f"is {checkpointing.metric_name!r}; write val:val_loss, train:loss or null",

@@ -39,6 +39,8 @@ CATALOG: tuple[MetricName, ...] = (
     MetricName(TOTAL_STEP_TIME, "s", "the whole step as the wall clock saw it"),
     MetricName(STEP_TIME, "s", "the step less validation and checkpointing: what speed checks should use"),
     *(MetricName(f"timing/train/{phase}", "s", f"{phase} phase of the step") for phase in PHASES),
+    MetricName("data/truncated", "rows", "rows cut at the longest length, of those that the run looked at"),
+    MetricName("data/dropped_no_target", "rows", "rows of these that had nothing left to learn"),
     MetricName("performance/slots_per_sec_per_gpu", "1/s", "padded token slots"),
     MetricName("performance/tokens_per_sec_per_gpu", "1/s", "tokens that are not padding"),
     MetricName("performance/supervised_tokens_per_sec_per_gpu", "1/s", "tokens that carry loss"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import re
 import shutil
 from collections.abc import Mapping
@@ -119,9 +120,14 @@ class Checkpoints:
                     f"{folder}: the checkpoint's {what} is not this recipe's ({text}); use the checkpoint's, "
                     "or start anew with checkpointing.resume=false in another run directory"
                 )
-        state: dict[str, Any] = torch.load(
-            folder / f"rank_{self._topology.rank}.pt", map_location="cpu", weights_only=True
-        )
+        path = folder / f"rank_{self._topology.rank}.pt"
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
+            raise ConfigError(
+                f"{path}: the checkpoint is damaged ({str(error).partition(chr(10))[0]}); "
+                f"remove {folder} to continue from the one before"
+            ) from error
         return meta, state
 
     def _complete(self) -> list[Path]:
@@ -141,7 +147,8 @@ class Checkpoints:
         ranked = sorted(newest_first, key=self._badness) if self._config.metric_name else newest_first
         for path in newest_first[1:]:
             if path not in ranked[:keep]:
-                shutil.rmtree(path)
+                # Invisible first, so that none is ever visible in part.
+                shutil.rmtree(path.rename(path.with_suffix(".tmp")))
 
     def _badness(self, path: Path) -> float:
         value = Meta.read(path).metric

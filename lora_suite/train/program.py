@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -213,11 +213,22 @@ def _open_reporter(job: Job, parts: Parts, gpus: Gpus, monitor: MemoryMonitor | 
             file=sys.stderr,
         )
     record = _open_record(job, parts)
+    if record.lora is not None:
+        print(_adapters_line(record.lora))
     record.environment = fingerprint(recipe, gpus)
     record.health["before"] = health(gpus)
     interval = recipe.logger.gpu_monitoring.flush_interval
     writer = MetricsWriter(open_sinks(recipe, record, job.files, keep_until=parts.done or None))
     return Reporter(record, job.files, writer, _speed(recipe, parts.blueprint), end, monitor, interval)
+
+
+def _adapters_line(lora: Mapping[str, Any]) -> str:
+    """What trains, for the log: the record's LoRA block in words."""
+    count = len(lora["adapters"])
+    return (
+        f"LoRA: {count} adapters, {2 * count} tensors, {lora['trainable_params']:,} parameters; masters "
+        f"{lora['master_dtype']}, multiplied in {lora['compute_dtype']}"
+    )
 
 
 def _open_record(job: Job, parts: Parts) -> RunRecord:
@@ -233,8 +244,9 @@ def _open_record(job: Job, parts: Parts) -> RunRecord:
         data=parts.data.counts,
     )
     lora = lora_of(job.recipe)
-    if lora is not None and parts.checks is not None:
-        record.lora = {**lora, "adapters": parts.checks.names, "trainable_params": parts.checks.trainable}
+    if lora is not None and parts.checks is not None and parts.backend.bank is not None:
+        counts = {"adapters": parts.checks.names, "trainable_params": parts.checks.trainable}
+        record.lora = {**lora, **counts, **parts.backend.bank.dtypes}
     if parts.done and job.files.record.exists():
         earlier = RunRecord.read(job.files.record)
         record.segments = [*(first for first in earlier.segments if first <= parts.done), parts.done + 1]
@@ -243,6 +255,7 @@ def _open_record(job: Job, parts: Parts) -> RunRecord:
             name: [step for step in steps if step <= parts.done] for name, steps in earlier.nonfinite.items()
         }
         record.invariants = earlier.invariants
+        record.peak_rank = earlier.peak_rank
     return record
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ from lora_suite.train.sinks import JsonSink, TensorBoardSink, WandbSink
 
 _SECONDS_BETWEEN_WRITES = 2.0
 _AFTER_THE_STEP = ("validation", "checkpointing")
+_COUNTS = ("truncated", "dropped_no_target")
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Reporter:
         self._began = time.monotonic()
         self._written = self._began
         self._nonfinite = record.nonfinite
-        self._peaks: dict[str, Peak] = {}
+        self._peaks = _earlier_peaks(record, files.metrics)
         self.flush()
         self._progress(Progress(self._first_step - 1, last_step, None, None))
 
@@ -216,6 +218,7 @@ class Reporter:
             **self._speed.metrics(report.work, step_time),
             **{name: peak.gib for name, peak in report.peaks.items()},
             **report.lora,
+            **{f"data/{name}": float(self.record.data[name]) for name in _COUNTS if name in self.record.data},
         }
         if report.validation_loss is not None:
             values[VALIDATION_LOSS] = report.validation_loss
@@ -231,6 +234,18 @@ class Reporter:
         progress.write(self._files.root)
         if progress.step >= self._first_step:
             self._console.show(progress)
+
+
+def _earlier_peaks(record: RunRecord, metrics: Path) -> dict[str, Peak]:
+    """Peaks of the segments that are continued: values from metrics.json, ranks from run.json."""
+    if not record.peak_rank:
+        return {}
+    series = json.loads(metrics.read_text(encoding="utf-8"))
+    kept = {
+        name: [value for value in series.get(name, {}).values() if value is not None]
+        for name in record.peak_rank
+    }
+    return {name: Peak(max(values), record.peak_rank[name]) for name, values in kept.items() if values}
 
 
 def merge_steps(*parts: Mapping[str, list[int]]) -> dict[str, list[int]]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,43 @@ def test_lora_on_one_side_only_is_refused(tmp_path: Path) -> None:
         saves.load(tmp_path / "ckpts" / "step_1", LAYOUT, {"enabled": True, "dim": 8})
     with pytest.raises(ConfigError, match="enabled is True there and False here"):
         saves.load(tmp_path / "ckpts" / "step_2", LAYOUT, None)
+
+
+def test_other_targets_name_both(tmp_path: Path) -> None:
+    saves = checkpoints(tmp_path)
+    block = {"enabled": True, "dim": 8, "target_modules": ["q_proj"]}
+    saves.save(meta(1, lora=block), {})
+    with pytest.raises(ConfigError, match=r"target_modules is \['q_proj'\] there and \['v_proj'\] here"):
+        saves.load(tmp_path / "ckpts" / "step_1", LAYOUT, block | {"target_modules": ["v_proj"]})
+
+
+@pytest.mark.parametrize("rest", [0, 1, 100, 400])
+def test_a_damaged_file_is_one_clear_error(tmp_path: Path, rest: int) -> None:
+    saves = checkpoints(tmp_path)
+    saves.save(meta(1), {"tensor": torch.arange(1000)})
+    path = tmp_path / "ckpts" / "step_1" / "rank_0.pt"
+    path.write_bytes(path.read_bytes()[:rest])
+    with pytest.raises(ConfigError, match=r"rank_0\.pt: the checkpoint is damaged .* remove .*step_1"):
+        saves.load(path.parent, LAYOUT, None)
+    path.unlink()
+    with pytest.raises(ConfigError, match="damaged"):
+        saves.load(path.parent, LAYOUT, None)
+
+
+def test_what_is_dropped_disappears_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves = checkpoints(tmp_path, keep_top_k=1)
+    saves.save(meta(1), {})
+
+    def killed(path: Path, ignore_errors: bool = False) -> None:
+        if path.exists():
+            (path / "rank_0.pt").unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        saves.save(meta(2), {})
+    names = sorted(path.name for path in (tmp_path / "ckpts").iterdir())
+    assert names == ["step_1.tmp", "step_2"]
+    newest = saves.newest()
+    assert newest is not None
+    assert newest.name == "step_2"

@@ -96,6 +96,35 @@ def test_the_record_names_the_rank_of_each_peak_and_the_bad_steps(tmp_path: Path
     assert values(tmp_path, 2)["train/loss"] is None
 
 
+def test_a_continued_run_knows_the_peak_of_what_it_continues(tmp_path: Path) -> None:
+    taker = reporter(tmp_path)
+    taker.step(report(1, gib=2.0, rank=3))
+    taker.step(report(2, gib=1.0, rank=1))
+    taker.close()
+    files = RunDir(tmp_path)
+
+    def go_on(gib: float) -> dict[str, int]:
+        record = RunRecord.read(files.record)
+        sink = JsonSink(files.metrics, keep_until=2)
+        more = Reporter(record, files, MetricsWriter([sink]), Speed(1, None, None), last_step=4)
+        more.step(report(3, gib=gib, rank=0))
+        more.close()
+        return RunRecord.read(files.record).peak_rank
+
+    assert go_on(1.5) == {"memory/peak_allocated_gib": 3}
+    assert go_on(2.5) == {"memory/peak_allocated_gib": 0}
+
+
+def test_what_became_of_the_rows_is_a_metric(tmp_path: Path) -> None:
+    taker = reporter(tmp_path)
+    taker.record.data = {"rows": 9, "examined": 8, "truncated": 2, "dropped_no_target": 1}
+    taker.step(report(1))
+    taker.close()
+    metrics = values(tmp_path)
+    assert (metrics["data/truncated"], metrics["data/dropped_no_target"]) == (2.0, 1.0)
+    assert all(known(name) for name in metrics)
+
+
 def test_files_are_there_before_the_first_step(tmp_path: Path) -> None:
     reporter(tmp_path)
     assert json.loads((tmp_path / "metrics.json").read_text()) == {}
