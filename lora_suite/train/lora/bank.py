@@ -196,6 +196,12 @@ class AdapterBank:
             for rows, columns in (adapter.full_shape(factor) for factor in FACTORS)
         )
 
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """In which dtype the factors are kept and updated, and in which they are multiplied."""
+        names = {"master_dtype": self.master.dtype, "compute_dtype": self.compute.dtype}
+        return {name: str(dtype).removeprefix("torch.") for name, dtype in names.items()}
+
     def largest(self, buffer: torch.Tensor) -> torch.Tensor:
         """Largest absolute value of each factor's part of one of the flat buffers [slots], on the device."""
         parts = [buffer[slot.start : slot.stop] for slot in self.slots]

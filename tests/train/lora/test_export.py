@@ -136,3 +136,18 @@ def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
         assert done.exit_code == 2
         assert f"{tmp_path / 'full'}: is there already" in done.output
     assert invoke("adapter", "export", tmp_path / "absent", "-o", tmp_path / "new").exit_code == 2
+
+
+@pytest.mark.parametrize(("lora_dtype", "multiplied"), [("null", "bfloat16"), ("float32", "float32")])
+def test_the_adapters_dtypes_are_recorded_and_printed(
+    run: Run, capsys: pytest.CaptureFixture[str], lora_dtype: str, multiplied: str
+) -> None:
+    """float32 masters, multiplied in the model's dtype or in the chosen one."""
+    model = ("policy.precision=bfloat16", f"{BLOCK}.lora_dtype={lora_dtype}", "sft.max_num_steps=1")
+    assert run.train(LORA, *model, backend=build_backend) == 0
+    assert run.record.lora is not None
+    recorded = {key: run.record.lora[key] for key in ("master_dtype", "compute_dtype", "trainable_params")}
+    expected = {"master_dtype": "float32", "compute_dtype": multiplied, "trainable_params": 16384}
+    assert recorded == expected
+    line = f"LoRA: 14 adapters, 28 tensors, 16,384 parameters; masters float32, multiplied in {multiplied}\n"
+    assert line in capsys.readouterr().out
