@@ -7,6 +7,7 @@ https://github.com/radixark/miles/issues/2705 restored weights, but not what the
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -118,6 +119,58 @@ def test_packed_and_unpacked_rows_train_the_same(new_run: Callable[[str], Run]) 
             assert run.metrics[name] == {
                 step: pytest.approx(value, rel=1e-9) for step, value in rows.metrics[name].items()
             }
+
+
+@pytest.mark.parametrize("backend", ["dtensor", "megatron"])
+def test_base_weights_are_read_once_and_adapters_survive_them(
+    new_run: Callable[[str], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    # https://github.com/NVIDIA-NeMo/RL/pull/2075 read the base a second time, after the adapters were there
+    reference.tiny_llama().float().save_pretrained(tmp_path / "model")
+    reads: list[Any] = []
+    for name in ("models.causal_lm._read_pretrained", "backends.megatron.construct.stored"):
+        module, _, function = f"lora_suite.train.{name}".rpartition(".")
+        original = getattr(importlib.import_module(module), function)
+        monkeypatch.setattr(f"{module}.{function}", counting(original, reads))
+    run = new_run("run")
+    arm = (
+        *COMMON,
+        *(MEGATRON if backend == "megatron" else ()),
+        *lora(backend),
+        f"policy.model_name={tmp_path / 'model'}",
+        "policy.init=pretrained",
+        "policy.tokenizer.name=bytes",
+    )
+    run.train(*arm, *SAVE, "debug.faults.stop_at=2", backend=build)
+    assert len(reads) == 1
+    kept: list[Backend] = []
+
+    def build_and_keep(*arguments: Any) -> Backend:
+        kept.append(build(*arguments))
+        return kept[0]
+
+    saved = torch.load(run.folder / "ckpts" / "step_2" / "rank_0.pt", weights_only=True)["backend"]
+    run.train(*arm, *SAVE, "debug.faults.stop_at=3", backend=build_and_keep)
+    assert len(reads) == 2
+    bank = kept[0].bank
+    assert bank is not None
+    # One step of Adam moves no value further than about its learning rate.
+    distance = max(
+        float((bank.master[slot.start : slot.stop] - saved["factors"][slot.key]).abs().max())
+        for slot in bank.slots
+    )
+    assert 0.0 < distance < 4 * max(run.metrics["train/lr"].values())
+    assert all(each.ok for each in run.record.invariants if each.name == "frozen_unchanged")
+
+
+def counting(function: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:
+    """The function, which notes every call."""
+
+    def call(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return function(*arguments)
+
+    return call
 
 
 TRAIN = """
