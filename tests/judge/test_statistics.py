@@ -17,10 +17,15 @@ from scipy import stats
 
 from lora_suite.judge.statistics import (
     LogEffect,
+    Prior,
+    contrasts,
     decide,
     detectable_log_effect,
+    log_difference,
     log_effect,
     median_log_ratio,
+    moved,
+    robust_prior,
 )
 from lora_suite.judge.verdict import Effect
 
@@ -199,3 +204,161 @@ class TestRealPair:
         unmatched = [math.log(lora[step] / full[step + 1]) for step in full if step + 1 in full]
         spread = [numpy.subtract(*numpy.percentile(each, [75, 25])) for each in (matched, unmatched)]
         assert spread[0] < spread[1] / 3
+
+
+class TestPrior:
+    """The moderated t: what earlier repeats say of the spread is mixed in, and nothing is made up."""
+
+    def test_by_hand(self):
+        # R = 3, s = 0.02; prior 0.01 worth 6: s~² = (6 · 0.0001 + 2 · 0.0004) / 8 = 0.000175, t(8, 0.975).
+        effect = log_effect([0.01, 0.03, 0.05], Prior(0.01, 6.0, "20 nights"))
+        spread = math.sqrt(0.000175)
+        half = 2.306004 * spread / math.sqrt(3)
+        assert (effect.low, effect.high) == pytest.approx((0.03 - half, 0.03 + half), abs=1e-7)
+        # t(8, 0.8) = 0.888890
+        assert effect.detectable == pytest.approx((2.306004 + 0.888890) * spread / math.sqrt(3), rel=1e-6)
+        assert effect.detectable == pytest.approx(detectable_log_effect(spread, 3, prior_degrees=6.0))
+        assert effect.method == (
+            "moderated paired t over 3 repeats, prior spread 1 % worth 6 degrees of freedom (20 nights)"
+        )
+
+    def test_a_prior_that_says_the_same_narrows_the_interval(self):
+        log_ratios = [0.01, 0.03, 0.05]
+        alone, informed = log_effect(log_ratios), log_effect(log_ratios, Prior(0.02, 12.0, "x"))
+        assert alone.theta == informed.theta
+        assert informed.high - informed.low < alone.high - alone.low
+
+    def test_repeats_that_agree_by_chance_do_not_make_certain(self):
+        effect = log_effect([0.01, 0.01], Prior(0.01, 12.0, "x"))
+        # s~² = 12 / 13 · 0.0001; t(13, 0.975) = 2.160369
+        assert effect.high - effect.theta == pytest.approx(
+            2.160369 * math.sqrt(12 / 13) * 0.01 / math.sqrt(2)
+        )
+
+    @pytest.mark.parametrize(("spread", "degrees"), [(0.0, 4.0), (-1.0, 4.0), (0.1, 0.0), (math.nan, 1.0)])
+    def test_a_prior_without_spread_or_weight_is_refused(self, spread, degrees):
+        with pytest.raises(ValueError, match="prior must be above 0"):
+            Prior(spread, degrees, "x")
+
+    def test_from_earlier_differences(self):
+        # Median of 1, 2, 3, 4, 100 in percent is 3: one bad night moves nothing.
+        prior = robust_prior([0.01, -0.02, 0.03, -0.04, 1.0], "A/A")
+        assert (prior.spread, prior.degrees, prior.source) == (pytest.approx(1.4826 * 0.03), 2.5, "A/A")
+        assert robust_prior([0.01] * 99, "x").degrees == 12.0
+
+    def test_of_normal_differences_it_is_their_spread(self):
+        generator = random.Random(3)
+        nights = [[generator.gauss(0.04, 0.01) for _ in range(4)] for _ in range(2000)]
+        prior = robust_prior([each for night in nights for each in contrasts(night)], "nights")
+        assert prior.spread == pytest.approx(0.01, rel=0.03)
+
+    def test_too_little_makes_no_prior(self):
+        with pytest.raises(ValueError, match="2 differences are too few"):
+            robust_prior([0.1, 0.2], "x")
+        with pytest.raises(ValueError, match="above 0"):
+            robust_prior([0.0, 0.0, 0.0, 1.0], "x")
+
+    def test_contrasts_keep_the_squares_and_lose_the_mean(self):
+        values = [0.3, -0.1, 0.25, 0.7]
+        found = contrasts(values)
+        assert len(found) == 3
+        assert sum(each**2 for each in found) == pytest.approx(3 * numpy.var(values, ddof=1))
+        assert contrasts([each + 5 for each in values]) == pytest.approx(found)
+        assert contrasts([1.0]) == []
+
+
+class TestConfidence:
+    """An early look asks for a wider interval."""
+
+    @pytest.mark.parametrize("confidence", [0.9, 0.99, 0.9999])
+    def test_the_interval_is_scipys(self, confidence):
+        log_ratios = [0.01, 0.02, 0.05, 0.03]
+        effect = log_effect(log_ratios, confidence=confidence)
+        theirs = stats.ttest_1samp(log_ratios, 0.0).confidence_interval(confidence)
+        assert (effect.low, effect.high) == pytest.approx((theirs.low, theirs.high))
+        assert effect.as_ratio().confidence == confidence
+        quantiles = stats.t.ppf(0.5 + confidence / 2, 3) + stats.t.ppf(0.8, 3)
+        assert effect.detectable == pytest.approx(quantiles * numpy.std(log_ratios, ddof=1) / 2)
+
+
+class TestLogDifference:
+    """Runs that were not interleaved: the two-sample t."""
+
+    @given(
+        st.lists(st.floats(-1, 1), min_size=1, max_size=6), st.lists(st.floats(-1, 1), min_size=2, max_size=6)
+    )
+    def test_it_is_scipys_pooled_t(self, left, right):
+        effect = log_difference(left, right)
+        if len(left) == 1:
+            squares = (len(right) - 1) * numpy.var(right, ddof=1)
+            error = math.sqrt(squares / (len(right) - 1) * (1 + 1 / len(right)))
+            half = stats.t.ppf(0.975, len(right) - 1) * error
+            assert effect.high - effect.theta == pytest.approx(half, abs=1e-9)
+            return
+        if min(numpy.ptp(left), numpy.ptp(right)) < 1e-6:
+            return
+        theirs = stats.ttest_ind(left, right).confidence_interval(0.95)
+        assert (effect.low, effect.high) == pytest.approx((theirs.low, theirs.high), rel=1e-6, abs=1e-9)
+
+    def test_a_prior_is_mixed_in(self):
+        # Spread of both sides 0; prior 0.01 worth 4, with 2 degrees of its own: s~² = 4 / 6 · 0.0001.
+        effect = log_difference([0.1, 0.1], [0.0, 0.0], Prior(0.01, 4.0, "x"))
+        assert effect.high - 0.1 == pytest.approx(stats.t.ppf(0.975, 6) * 0.01 * math.sqrt(4 / 6))
+        assert "two-sample t of 2 and 2 runs" in effect.method
+
+    @pytest.mark.parametrize(
+        ("left", "right"), [([], [1.0, 2.0, 3.0]), ([1.0], [1.0]), ([1.0, 2.0, 3.0], [])]
+    )
+    def test_too_few_are_refused(self, left, right):
+        with pytest.raises(ValueError, match="three in all"):
+            log_difference(left, right)
+
+
+@pytest.mark.parametrize(
+    ("low", "estimate", "high", "said"),
+    [
+        (1.001, 1.006, 1.011, "slower"),
+        (1.001, 1.004, 1.007, "no"),
+        (0.999, 1.02, 1.041, "no"),
+        (0.98, 0.99, 0.999, "faster"),
+        (0.994, 0.997, 0.999, "no"),
+        (1.0, 1.0, 1.0, "no"),
+    ],
+)
+def test_what_is_clear_and_large_enough_has_moved(low, estimate, high, said):
+    effect = Effect(
+        estimate=estimate, low=low, high=high, confidence=0.95, repeats=4, smallest_detectable=0.01
+    )
+    assert moved(effect, 0.005) == said
+
+
+class TestMetamorphic:
+    """What must not change, or must change just so, whatever the numbers are."""
+
+    REPEATS = st.lists(st.floats(-0.5, 0.5), min_size=2, max_size=8)
+
+    @given(REPEATS)
+    def test_swapping_the_arms_negates(self, log_ratios):
+        there, back = log_effect(log_ratios), log_effect([-each for each in log_ratios])
+        assert (back.theta, back.low, back.high) == pytest.approx((-there.theta, -there.high, -there.low))
+
+    @given(REPEATS)
+    def test_ten_percent_more_is_ten_percent_more(self, log_ratios):
+        plain = log_effect(log_ratios).as_ratio()
+        more = log_effect([each + math.log(1.1) for each in log_ratios]).as_ratio()
+        assert more.estimate == pytest.approx(1.1 * plain.estimate)
+        assert more.low == pytest.approx(1.1 * plain.low)
+        assert more.smallest_detectable == pytest.approx(plain.smallest_detectable)
+
+    @given(st.permutations([0.01, -0.02, 0.05, 0.07, 0.1]))
+    def test_the_order_of_the_pairs_is_nothing(self, log_ratios):
+        ordered, shuffled = log_effect(sorted(log_ratios)), log_effect(log_ratios)
+        assert (shuffled.low, shuffled.high) == pytest.approx((ordered.low, ordered.high))
+
+    @given(REPEATS, st.floats(-3, 3))
+    def test_what_both_arms_share_cancels_in_the_matched_ratio(self, content, shared):
+        left = series(*(math.exp(each) for each in content))
+        right = series(*(math.exp(2 * each) for each in content))
+        plain = median_log_ratio(left, right)
+        scaled = [{step: math.exp(shared) * value for step, value in arm.items()} for arm in (left, right)]
+        assert median_log_ratio(*scaled) == pytest.approx(plain, abs=1e-9)
