@@ -50,6 +50,7 @@ def read_session(folder: Path) -> SessionFact:
     ]
     return SessionFact(
         suite=verdict.suite,
+        name=Path(verdict.directory).name,
         started=verdict.started,
         seconds=verdict.seconds,
         exit_code=verdict.exit_code,

@@ -78,10 +78,15 @@ class PairFact(Fact):
 
 
 class SessionFact(Fact):
-    """One run of a suite, with everything measured in it. environments: strict facts by their hash."""
+    """One run of a suite, with everything measured in it.
+
+    name: of the folder that it was given. folder: where it was read from. environments: strict facts by their
+    hash.
+    """
 
     kind: Literal["session"] = "session"
     suite: str
+    name: str
     started: str
     seconds: float
     exit_code: int
@@ -99,7 +104,7 @@ class SessionFact(Fact):
     def id(self) -> str:
         """Hash of which runs these were. Where they lie and how they were judged is not part of it."""
         runs = sorted([run.case, run.repeat, run.run_id] for run in self.runs)
-        return content_id([self.suite, self.started, runs])
+        return content_id([self.suite, self.name, self.started, runs])
 
 
 class BaselineFact(Fact):

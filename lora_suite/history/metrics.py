@@ -19,8 +19,6 @@ PEAK_MEMORY = "memory/peak_allocated_gib"
 SUMMARIES = {"median_step_time": STEP_TIME, "peak_memory_gib": PEAK_MEMORY, "final_loss": LOSS}
 _PHASE = "timing/train/"
 _RATE = "performance/"
-PAIR = "ratio("
-"""How the name of a pair's series begins."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,14 @@ _LOSS = Policy(worse=0, smallest=0.002, spread=0.0005)
 _THROUGHPUT = Policy(worse=-1, smallest=0.01, spread=0.001)
 
 
+def is_of_pair(metric: str) -> bool:
+    """Whether a series is one of a pair: it is then named by the function of both arms, `ratio(…, …)`."""
+    return metric.endswith(")")
+
+
 def policy_of(metric: str, operator: str = "") -> Policy:
     """The policy of a metric, or of a pair's ratio, whose limit says by its operator what is worse."""
-    if metric.startswith(PAIR):
+    if is_of_pair(metric):
         return _THROUGHPUT if operator.startswith(">") else _TIME
     if metric.startswith("memory/"):
         return _MEMORY

@@ -22,6 +22,7 @@ CREATE TABLE environment(
 CREATE TABLE session(
   id TEXT PRIMARY KEY,
   suite TEXT NOT NULL,
+  name TEXT NOT NULL,
   started TEXT NOT NULL,
   seconds REAL NOT NULL,
   exit_code INTEGER NOT NULL,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lora_suite.config.errors import ConfigError
-from lora_suite.history.metrics import PAIR, Policy, policy_of
+from lora_suite.history.metrics import Policy, is_of_pair, policy_of
 from lora_suite.history.store import Store
 from lora_suite.judge.verdict import Night
 from lora_suite.plan.metric_names import STEP_TIME
@@ -92,11 +92,9 @@ def load_series(store: Store, name: str, metric: str = "") -> NightSeries:
     naming what there is.
     """
     metric = metric or _default_metric(store, name)
-    nights, operator = (
-        _pair_nights(store, name, metric)
-        if metric.startswith(PAIR)
-        else (_case_nights(store, name, metric), "")
-    )
+    nights, operator = _case_nights(store, name, metric), ""
+    if is_of_pair(metric):
+        nights, operator = _pair_nights(store, name, metric)
     if not nights:
         raise ConfigError(f"{store.path}: {name} has no {metric}; {_what_there_is(store, name)}")
     last = nights[-1]

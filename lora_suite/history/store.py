@@ -73,7 +73,8 @@ class Store:
     def session(self, session: str) -> SessionFact:
         """One suite run by its id, or by a beginning of it that only one has; raises ConfigError."""
         found = self.query(
-            "SELECT id, suite, started, seconds, exit_code, folder FROM session WHERE substr(id, 1, ?) = ?",
+            "SELECT id, suite, name, started, seconds, exit_code, folder FROM session "
+            "WHERE substr(id, 1, ?) = ?",
             (len(session), session),
         )
         if len(found) != 1:
@@ -81,10 +82,11 @@ class Store:
                 f"{self.path}: {len(found) or 'no'} suite runs have an id that begins with {session!r}: see "
                 "`lora-suite history list`"
             )
-        ((key, suite, started, seconds, exit_code, folder),) = found
+        ((key, suite, name, started, seconds, exit_code, folder),) = found
         runs = list(self._runs(key))
         return SessionFact(
             suite=suite,
+            name=name,
             started=started,
             seconds=seconds,
             exit_code=exit_code,
@@ -144,7 +146,7 @@ class Store:
 
     def _add_session(self, fact: SessionFact) -> bool:
         key = fact.id
-        row = key, fact.suite, fact.started, fact.seconds, fact.exit_code, fact.folder
+        row = key, fact.suite, fact.name, fact.started, fact.seconds, fact.exit_code, fact.folder
         if not self._insert("session", row):
             return False
         for environment, strict in fact.environments.items():

@@ -128,14 +128,16 @@ def _with_signal(
 ) -> tuple[list[ChangePoint], ChangePoint]:
     """All changes, and the one that a signal is about: one nearby that the whole series shows, or its own."""
     near = [change for change in levels if abs(change.at - signal.first) < FEWEST_ON_A_LEVEL]
-    if near:
+    tentative = len(series.nights) - signal.first < FEWEST_ON_A_LEVEL
+    if near and not tentative:
         nearest = min(near, key=lambda change: abs(change.at - signal.first))
         nearest.detectors.append(signal.detector)
         return levels, nearest
-    tentative = len(series.nights) - signal.first < FEWEST_ON_A_LEVEL
+    # A level has five nights or more, so that one nearby would begin among the good nights.
+    others = [change for change in levels if change not in near]
     mine = _change(series, signal.first, [signal.detector, *([_TENTATIVE] if tentative else [])])
     mine.ratio = 1 + signal.change
-    return sorted([*levels, mine], key=lambda change: change.at), mine
+    return sorted([*others, mine], key=lambda change: change.at), mine
 
 
 def _change(series: NightSeries, at: int, detectors: list[str]) -> ChangePoint:

@@ -33,7 +33,7 @@ _CREEP, _CREEP_NIGHTS = 0.001, 25
 _STEPS = (0.01, 0.02, 0.03)
 _STEP_AT, _STEP_NIGHTS, _NIGHTS_FOR_STEP = 30, 30, 10
 _NEAR = 2
-_SEEDS_NULL, _SEEDS_CREEP, _SEEDS_STEP, _SEEDS_TOLD = 2000, 500, 300, 500
+_SEEDS_NULL, _SEEDS_CREEP, _SEEDS_STEP, _SEEDS_TOLD = 2000, 500, 300, 200
 _QUICK = 5
 _KNOWN = "tigerbeetle_throughput.json"
 _TOLD = "told"
@@ -46,7 +46,7 @@ Nights = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Found:
-    """An alert. delay: nights from the change to it, 1 for the first. error: nights that it names too late."""
+    """An alert. delay: nights until then, 1 for the first. error: nights that it names too late."""
 
     delay: int
     error: int
