@@ -36,8 +36,8 @@ LARGEST_EFFECT = 0.02
 """A machine that cannot tell so much is no place for timing gates: nightly ones are to see 2 %."""
 
 _PAIR = "machine"
-_ARMS = ("first", "second")
-_CHECK = f'ratio(second["{STEP_TIME}"], first["{STEP_TIME}"]) < 1.00'
+_ARMS = ("one", "other")
+_CHECK = f'ratio(other["{STEP_TIME}"], one["{STEP_TIME}"]) < 1.00'
 # A case that keeps a GPU busy and needs no weights; one of a few seconds for a CPU. Each with its suite.
 _ON_GPU = ("llama_1b_1n1g.yaml", "sft-llama3.2-1b-1n1g-fsdp2", ("policy.init=random",))
 _ON_CPU = ("smoke.yaml", "sft-tiny-llama-1n2c-fsdp2", ())
@@ -62,13 +62,15 @@ def doctor(
     if warm.runs or warm.interrupted:
         _say(console, [f"{run.case}: {run.state} {run.message}" for run in warm.runs])
         return warm.exit_code
-    plan = _measuring(plan, _repeats(60.0 * minutes, warm.seconds))
+    plan = _measuring(plan, _repeats(60.0 * minutes, _seconds_of_a_run(warm)))
     verdict = execute(plan, folder, launcher, console, keep=False)
     _say(console, _machine(verdict.runs))
-    effect = verdict.pairs[0].checks[0].effect if verdict.pairs[0].checks else None
-    if effect is None or verdict.interrupted:
-        _say(console, [f"nothing was measured: {verdict.pairs[0].message}", f"results: {folder}"])
-        return verdict.exit_code or EXIT_CODES["MISSING"]
+    (pair,) = verdict.pairs
+    effect = pair.checks[0].effect if pair.checks else None
+    if effect is None or pair.own_state != "PASS" or verdict.interrupted:
+        reasons = [pair.message, *(check.message for check in pair.checks if effect is None)]
+        _say(console, [f"not measured: {'; '.join(filter(None, reasons))}", f"results: {folder}"])
+        return verdict.exit_code
     _say(console, [*_findings(verdict, effect), f"results: {folder}"])
     return 0 if _gates_make_sense(effect) else EXIT_CODES["INCONCLUSIVE"]
 
@@ -168,6 +170,10 @@ def _measuring(plan: Plan, repeats: int) -> Plan:
     (stem,) = plan.cases
     pair = Pair(_PAIR, dict.fromkeys(_ARMS, stem), (_CHECK,), repeats, reuse=False)
     return replace(plan, pairs=(pair,), runs=tuple(ordered_runs([pair], [], 1)))
+
+
+def _seconds_of_a_run(warming: SuiteVerdict) -> float:
+    return warming.seconds
 
 
 def _repeats(seconds: float, of_a_run: float) -> int:
