@@ -132,16 +132,19 @@ def _whole_factors(path: Path, layout: Mapping[str, int], rank: int) -> dict[str
         sharded = set(states[0]["sharded"]) if tp > 1 else set()
         for key in states[0]["factors"]:
             module, _, factor = key.rpartition(".")
-            if key in sharded and module.endswith(".linear_fc1"):
-                raise ConfigError(
-                    f"{path}: {module} is a fused adapter that tensor parallel ranks have in parts of gate "
-                    "and of up; only with tensor_model_parallel_size 1 can it be read here"
-                )
             shape, dim = ((rank, -1), 1) if factor == "a" else ((-1, rank), 0)
             parts = [state["factors"][key].view(shape) for state in states]
-            whole = torch.cat(parts, dim) if key in sharded else parts[0]
+            whole = _joined(module, parts, dim) if key in sharded else parts[0]
             tensors[f"{module}.lora_{factor.upper()}.weight"] = whole
     return tensors
+
+
+def _joined(module: str, parts: list[torch.Tensor], dim: int) -> torch.Tensor:
+    """Ranks' parts of a factor, together. Of B of a fused gate/up each has rows of gate, then rows of up."""
+    if dim == 0 and module.endswith(".linear_fc1"):
+        gates, ups = zip(*(part.chunk(2) for part in parts), strict=True)
+        parts = [*gates, *ups]
+    return torch.cat(parts, dim)
 
 
 def _config(path: Path) -> dict[str, Any]:

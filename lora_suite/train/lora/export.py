@@ -6,7 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from lora_suite.blueprint.shape import ModelShape, read_shape
 from lora_suite.config.errors import ConfigError
+from lora_suite.train.backends.megatron.fused import canonical_factors
 from lora_suite.train.lora.adapter_files import AdapterFolder
 from lora_suite.train.lora.names import few
 from lora_suite.train.lora.peft_format import factors_of, scale_of, write_peft_adapter
@@ -25,21 +27,31 @@ class _Kind(NamedTuple):
 def export_adapter(folder: AdapterFolder, directory: Path, base: str | None) -> int:
     """Write the adapters of a folder in PEFT's format; return how many.
 
-    base: name of the adapted model; None: what the folder says, if it does. Raises ConfigError for adapters
-    that have Megatron's names (`fused: true`): no linear of a transformers model is called so.
+    base: name of the adapted model; None: what the folder says, if it does. Adapters with Megatron's names
+    (`fused: true`) are split into those of the linears that a transformers model has, which needs the base's
+    configuration; raises ConfigError where it is not there.
     """
     factors = factors_of(folder)
-    fused = [name for name in factors if name.startswith(_MEGATRON)]
+    name = base if base is not None else folder.config.get("base_model_name_or_path")
+    fused = [each for each in factors if each.startswith(_MEGATRON)]
     if fused:
-        raise ConfigError(
-            f"{folder.path}: {few(fused)}: adapters of fused linears, which a transformers model has not; "
-            "train with policy.megatron_cfg.lora_cfg.fused=false to export them"
-        )
+        factors = canonical_factors(factors, _shape(folder, fused, name))
     ranks = {a.shape[0] for a, _ in factors.values()}
     if len(ranks) > 1:
         raise ConfigError(f"{folder.path}: adapters of ranks {sorted(ranks)}; only one rank can be written")
     (rank,) = ranks
     alpha, dropout = scale_of(folder, rank) * rank, float(folder.config.get("lora_dropout", 0.0))
-    name = base if base is not None else folder.config.get("base_model_name_or_path")
     write_peft_adapter(directory, factors, _Kind(rank, alpha, dropout), name)
     return len(factors)
+
+
+def _shape(folder: AdapterFolder, fused: list[str], base: str | None) -> ModelShape:
+    """The shape of the base, by whose heads fused adapters are split; raises ConfigError."""
+    path = Path(base or "").expanduser()
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise ConfigError(
+            f"{folder.path}: {few(fused)}: adapters of fused linears are split by the base's heads, and its "
+            f"configuration is not here; name its folder or configuration file (--base)"
+        )
+    return read_shape(path)

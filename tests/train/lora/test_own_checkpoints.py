@@ -76,27 +76,71 @@ def test_an_export_says_what_the_checkpoint_knows(tmp_path: Path) -> None:
     assert read_adapter(tmp_path / "again").config["base_model_name_or_path"] == "other/model"
 
 
-def test_fused_adapters_have_no_name_in_peft(tmp_path: Path) -> None:
-    folder = tmp_path / "fused"
+def write_fused(folder: Path, name: str, ranks: list[torch.Tensor], **meta: object) -> Path:
+    """A checkpoint with one fused adapter: A of ones, and each tensor parallel rank's rows of B."""
     folder.mkdir()
-    name = "decoder.layers.0.self_attention.linear_qkv"
-    factors = {f"{name}.a": torch.ones(18), f"{name}.b": torch.ones(24)}
-    torch.save({"backend": {"factors": factors, "sharded": []}}, folder / "rank_0.pt")
-    meta = {"layout": {"dp": 1, "tp": 1, "pp": 1}, "lora": {"dim": 3, "alpha": 6.0, "dropout": 0.0}}
-    (folder / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(ConfigError, match=r"linear_qkv: adapters of fused linears.*fused=false"):
-        export_adapter(read_adapter(folder), tmp_path / "peft", None)
-
-
-def test_fused_gate_and_up_in_parts_are_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "fused"
-    folder.mkdir()
-    name = "decoder.layers.0.mlp.linear_fc1"
-    for rank in range(2):
-        factors = {f"{name}.a": torch.ones(18), f"{name}.b": torch.ones(24)}
-        state = {"backend": {"factors": factors, "sharded": [f"{name}.b"]}}
+    for rank, b in enumerate(ranks):
+        factors = {f"{name}.a": torch.ones(3 * 6), f"{name}.b": b.flatten()}
+        state = {"backend": {"factors": factors, "sharded": [f"{name}.b"] if len(ranks) > 1 else []}}
         torch.save(state, folder / f"rank_{rank}.pt")
-    meta = {"layout": {"dp": 1, "tp": 2, "pp": 1}, "lora": {"dim": 3, "alpha": 6.0, "dropout": 0.0}}
-    (folder / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(ConfigError, match=r"linear_fc1 is a fused adapter"):
-        read_adapter(folder)
+    layout = {"dp": 1, "tp": len(ranks), "pp": 1}
+    content = {"layout": layout, "lora": {"dim": 3, "alpha": 6.0, "dropout": 0.0}}
+    (folder / "meta.json").write_text(json.dumps(content | meta))
+    return folder
+
+
+def numbered(*rows: int) -> torch.Tensor:
+    """B of rank 3 whose rows hold one number each."""
+    return torch.tensor(rows, dtype=torch.float32)[:, None].expand(-1, 3)
+
+
+def rows_of(folder: Path) -> dict[str, list[int]]:
+    """The numbers of B's rows, by the linear's last name."""
+    factors = factors_of(read_adapter(folder))
+    assert all(torch.equal(a, torch.ones(3, 6)) for a, _ in factors.values())
+    return {name.rpartition(".")[2]: b[:, 0].int().tolist() for name, (_, b) in factors.items()}
+
+
+BASE = {
+    "model_type": "llama",
+    "hidden_size": 6,
+    "intermediate_size": 4,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 2,
+    "vocab_size": 8,
+    "max_position_embeddings": 8,
+}
+
+
+def test_fused_adapters_are_split_for_peft_by_the_base_s_heads(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps(BASE))
+    # Two groups of two queries, a key and a value, of two channels; gate and up of two ranks.
+    qkv = [numbered(0, 1, 2, 3, 10, 11, 20, 21), numbered(4, 5, 6, 7, 12, 13, 22, 23)]
+    for name, ranks, expected in (
+        (
+            "decoder.layers.0.self_attention.linear_qkv",
+            qkv,
+            {"q_proj": [0, 1, 2, 3, 4, 5, 6, 7], "k_proj": [10, 11, 12, 13], "v_proj": [20, 21, 22, 23]},
+        ),
+        (
+            "decoder.layers.0.mlp.linear_fc1",
+            [numbered(0, 1, 10, 11), numbered(2, 3, 12, 13)],
+            {"gate_proj": [0, 1, 2, 3], "up_proj": [10, 11, 12, 13]},
+        ),
+    ):
+        last = name.rpartition(".")[2]
+        split = write_fused(tmp_path / f"split {last}", name, ranks, model=str(base))
+        export_adapter(read_adapter(split), tmp_path / f"peft {last}", None)
+        assert rows_of(tmp_path / f"peft {last}") == expected
+
+
+def test_fused_adapters_cannot_be_split_without_the_base_s_configuration(tmp_path: Path) -> None:
+    name = "decoder.layers.0.self_attention.linear_qkv"
+    folder = read_adapter(write_fused(tmp_path / "fused", name, [numbered(*range(16))], model="some/model"))
+    for base in (None, str(tmp_path / "gone")):
+        with pytest.raises(ConfigError, match=r"linear_qkv: adapters of fused linears are split.*--base"):
+            export_adapter(folder, tmp_path / "peft", base)
