@@ -47,9 +47,10 @@ def export_adapter(folder: AdapterFolder, directory: Path, base: str | None) -> 
 
 def _shape(folder: AdapterFolder, fused: list[str], base: str | None) -> ModelShape:
     """The shape of the base, by whose heads fused adapters are split; raises ConfigError."""
-    path = Path(base or "").expanduser()
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
+    path = Path(base).expanduser() if base is not None else None
+    if path is not None and path.is_dir():
+        path /= "config.json"
+    if path is None or not path.is_file():
         raise ConfigError(
             f"{folder.path}: {few(fused)}: adapters of fused linears are split by the base's heads, and its "
             f"configuration is not here; name its folder or configuration file (--base)"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from torch.overrides import TorchFunctionMode
 from transformers import (
@@ -24,8 +25,11 @@ from transformers import (
 )
 
 from lora_suite.blueprint.shape import read_shape
-from lora_suite.config import ConfigError
+from lora_suite.config import ConfigError, load_recipe
 from lora_suite.train.backends.megatron.weights import ShardMap
+from lora_suite.train.checkpoint import Checkpoints, Meta, layout_of, lora_of
+from lora_suite.train.lora.adapter_files import read_adapter
+from lora_suite.train.lora.export import export_adapter
 from lora_suite.train.topology import Axis
 from tests.train.megatron import reference
 from tests.train.megatron.ranks import (
@@ -38,6 +42,7 @@ from tests.train.megatron.ranks import (
     layout,
     logits,
     one_step,
+    own_batches,
     placement,
     run_ranks,
     supervised,
@@ -103,6 +108,16 @@ WAYS = {
 }
 
 
+FUSED = layout(**{"lora_cfg.fused": "true"})
+# The model whose adapters are exported, and in which layout they trained.
+EXPORTS = {
+    "export tp2": ("qwen2", ()),
+    "export pp2": ("qwen2", STAGES),
+    "export tp2 fused": ("qwen3", FUSED + SEQUENCE + EXCHANGED),
+    "export pp2 fused": ("llama", FUSED + STAGES),
+}
+
+
 # Precision, whether the optimizer is distributed, and the layout.
 OPTIMIZERS = {
     "distributed": ("float32", "true", SPLITS["tp1"]),
@@ -160,6 +175,23 @@ def model_logits(folder: Path) -> dict[str, Any]:
             results[f"{name} {split} weights"] = weights(backend)
             results[f"{name} {split} losses"] = [one_step(backend)[0] for _ in range(2)]
     return results
+
+
+def exported(folder: Path) -> dict[str, float]:
+    """Train adapters a little and save them as a training does; the summed loss of the global batch then."""
+    losses = {}
+    for name, (model, overrides) in EXPORTS.items():
+        words = (*pretrained(folder / model), *ADAPTERS, *overrides)
+        recipe = load_recipe(LORA, words).recipe
+        backend = build_layout(LORA, *words)
+        one_step(backend)
+        losses[name] = float(backend.topology.dp.sum(backend.evaluate(own_batches(backend))))
+        meta = Meta(
+            1, layout_of(recipe, backend.topology), lora_of(recipe), "", "", None, str(folder / model)
+        )
+        checkpoints = Checkpoints(folder / name, recipe.checkpointing, backend.topology)
+        checkpoints.save(meta, {"backend": backend.state_dict()})
+    return losses
 
 
 def counts(folder: Path) -> dict[str, int]:
@@ -285,6 +317,7 @@ def job(folder: Path) -> dict[str, Any]:
         "dropout": with_dropout(),
         "states": resumed(),
         "optimizers": optimizers(),
+        "exported": exported(folder),
         "counts": counts(folder),
         "refusals": refusals(),
     }
@@ -427,6 +460,21 @@ def test_megatron_core_s_optimizers_mean_the_same_as_torch_s(name, results):
         tolerance = 3e-2 if "bfloat16" in name else 1e-5
         for step, plain in zip(ours["curve"], ours["torch"], strict=True):
             assert step == pytest.approx(plain, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_exported_adapters_compute_the_same_in_peft(name, results, models, tmp_path):
+    model, _ = EXPORTS[name]
+    assert export_adapter(read_adapter(models / name / "step_1"), tmp_path / "peft", None) == 14
+    plain = reference.in_float64(AutoModelForCausalLM.from_pretrained(models / model))
+    with torch.no_grad():
+        before = sum(float(reference.loss_sum(plain, {}, batch)) for batch in global_batch())
+        adapted = PeftModel.from_pretrained(plain, str(tmp_path / "peft"), autocast_adapter_dtype=False)
+        loss = sum(float(reference.loss_sum(adapted, {}, batch)) for batch in global_batch())
+    # PEFT keeps factors in the base's dtype; files have the masters, float64 here.
+    for rank in results:
+        assert rank["exported"][name] == pytest.approx(loss, rel=1e-10)
+        assert rank["exported"][name] != pytest.approx(before, rel=1e-2)
 
 
 def test_an_architecture_that_comes_with_its_weights_is_adapted_alike(results):
