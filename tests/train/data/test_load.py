@@ -59,3 +59,26 @@ def test_too_few_rows_say_how_many_and_why(tmp_path: Path) -> None:
 def test_epochs_end_the_training_early(tmp_path: Path) -> None:
     data = load_data(small_recipe(rows_file(tmp_path, 9), "sft.max_num_epochs=1"), RECIPE)
     assert len(data.steps) == 2
+
+
+@pytest.mark.parametrize("packed", ["false", "true"])
+@pytest.mark.parametrize(("name", "length"), [("short-answers", 512), ("long-chat", 4096)])
+def test_the_rows_that_stand_for_public_data_sets(name: str, length: int, packed: str) -> None:
+    recipe = small_recipe(
+        f"data.train.data_path=data/{name}.jsonl",
+        "policy.tokenizer.chat_template=templates/turns.jinja",
+        "data.validation=null",
+        "data.train.split_validation_size=0.1",
+        f"policy.max_total_sequence_length={length}",
+        f"policy.sequence_packing.enabled={packed}",
+        "policy.train_global_batch_size=32",
+        *VALIDATE,
+    )
+    data = load_data(recipe, RECIPE)
+    assert (len(data.steps), data.counts["rows"], data.counts["dropped_no_target"]) == (4, 512, 0)
+    # The template's own texts come on top of the rows' lengths.
+    assert data.counts["truncated"] < 0.02 * data.counts["examined"]
+    for batch in data.steps:
+        rows, needed = data.slicing.slots(batch, 1) / length, batch.tokens / length
+        # Packed, rows fill all sequences but the last well; else every row takes a whole one.
+        assert needed <= rows <= 1.3 * needed + 1 if packed == "true" else rows == 32

@@ -12,7 +12,7 @@ import pytest
 
 from lora_suite.config import ConfigError
 from lora_suite.config.schema import Dataset
-from lora_suite.train.data.rows import Row
+from lora_suite.train.data.rows import Message, Row
 from lora_suite.train.data.sources import read_rows
 
 PAIRS = [{"input": "a", "output": "b"}, {"input": "c", "output": "d"}]
@@ -119,6 +119,45 @@ def test_a_bad_row_of_a_local_copy_is_named_by_its_index(folder: Path) -> None:
     assert rows[0] == EXPECTED[0]
     with pytest.raises(ConfigError, match=r"bad row 2: the response is empty"):
         rows[2]
+
+
+TEXT = datasets.Value("string")
+SQUAD = datasets.Features(
+    {
+        "id": TEXT,
+        "title": TEXT,
+        "context": TEXT,
+        "question": TEXT,
+        "answers": datasets.Sequence({"text": TEXT, "answer_start": datasets.Value("int32")}),
+    }
+)
+TULU = datasets.Features({"id": TEXT, "messages": [{"content": TEXT, "role": TEXT}], "source": TEXT})
+
+
+def test_local_copies_of_squad_and_the_tulu_3_mixture(folder: Path) -> None:
+    """Rows of the schemas that the data sets' cards state, through Parquet and through the library's format."""
+    question = {
+        "id": "1",
+        "title": "t",
+        "context": "The bridge was built in 1901.",
+        "question": "When?",
+        "answers": {"text": ["1901", "in 1901"], "answer_start": [24, 21]},
+    }
+    chat = {
+        "id": "2",
+        "messages": [{"content": "hi", "role": "user"}, {"content": "ho", "role": "assistant"}],
+        "source": "s",
+    }
+    asked = datasets.Dataset.from_list([question], features=SQUAD)
+    talked = datasets.Dataset.from_list([chat], features=TULU)
+    for rows, name in ((asked, "squad"), (talked, "tulu")):
+        rows.to_parquet(folder / f"{name}.parquet")
+        rows.save_to_disk(folder / name)
+    turns = ("system", "The bridge was built in 1901."), ("user", "When?"), ("assistant", "1901")
+    for path in ("squad.parquet", "squad"):
+        assert read(folder, path) == [Row(tuple(Message(*turn) for turn in turns))]
+    for path in ("tulu.parquet", "tulu"):
+        assert read(folder, path) == [Row.of_pair("hi", "ho")]
 
 
 class Hub:

@@ -185,3 +185,8 @@ def test_what_is_missing_says_what_to_do() -> None:
         of_recipe("~policy.tokenizer.chat_template", tokenizer=Without())
     with pytest.raises(ConfigError, match=r"policy\.tokenizer\.chat_template: there is no file gone\.jinja"):
         of_recipe("policy.tokenizer.chat_template=gone.jinja")
+
+
+def test_the_shipped_template() -> None:
+    made = of_recipe("policy.tokenizer.chat_template=templates/turns.jinja")
+    assert shown(made) == ("[system] S\n[user] U1\n[assistant] {A1 [end]}\n[user] U2\n[assistant] {A2 [end]}")
