@@ -25,13 +25,14 @@ def interval_bar(effect: Effect, limit: float, width: int = BAR_WIDTH) -> str:
 
     The axis is logarithmic: there a ratio's interval is symmetric, and a hopelessly wide one still shows.
     """
-    first, last = _log(min(effect.low, limit)), _log(max(effect.high, limit))
+    shown = (effect.low, effect.estimate, effect.high, limit)
+    first, last = _log(min(shown)), _log(max(shown))
     span = last - first
 
     def cell(value: float) -> int:
         return round((_log(value) - first) / span * (width - 1)) if span > 0 else width // 2
 
-    low, high, at = cell(effect.low), cell(effect.high), cell(limit)
+    (low, high), at = sorted((cell(effect.low), cell(effect.high))), cell(limit)
     cells = [" "] * width
     cells[low : high + 1] = "─" * (high - low + 1)
     cells[low], cells[high] = "├", "┤"

@@ -28,6 +28,8 @@ _PROBLEM_LINES = 6
 # Width that no table reaches: where the output is no terminal, nothing is to be cut.
 _UNLIMITED = 10_000
 _INDENT = "     "
+# Problems that a terminal shows with what is beside them.
+_EXPLAINED = 3
 
 # Red, green and magenta can be read on light and on dark ground; yellow and blue cannot.
 STYLES: dict[State, str] = {
@@ -143,14 +145,19 @@ def _effect_cells(check: PairCheckVerdict) -> tuple[str, str, str, str]:
 
 
 def _problem_lines(found: Sequence[Problem], room: int, console: Console) -> list[Text]:
-    """Every problem in one line at least; lines to spare show more of the messages, from the first on."""
+    """Every problem in one line at least; lines to spare show more of the messages, from the first on.
+
+    What is beside a problem comes on top of them, of pairs before others.
+    """
     shown = found if len(found) <= room else found[: room - 1]
+    explained = sorted(shown, key=lambda problem: problem.evidence.effect is None)[:_EXPLAINED]
     spare = max(room - len(found), 0)
     lines: list[Text] = []
     for problem in shown:
-        own = _fitted(problem, 1 + spare, console)
-        spare -= len(own) - 1
-        lines += own
+        head, log = _fitted(problem, 1 + spare, console)
+        spare -= len(head) + len(log) - 1
+        beside = _evidence_lines(problem.evidence, console.width) if problem in explained else []
+        lines += [*head, *beside, *log]
     if len(shown) < len(found):
         hidden = Counter(problem.state for problem in found[len(shown) :])
         counts = ", ".join(f"{number} {state}" for state, number in hidden.items())
@@ -158,19 +165,17 @@ def _problem_lines(found: Sequence[Problem], room: int, console: Console) -> lis
     return lines
 
 
-def _fitted(problem: Problem, room: int, console: Console) -> list[Text]:
-    """A problem in at most `room` lines: what, its evidence, and the end of a quoted log, which says most."""
+def _fitted(problem: Problem, room: int, console: Console) -> tuple[list[Text], list[Text]]:
+    """A problem in at most `room` lines: what it is, and of a quoted log the end, which says most."""
     what, *log = problem.message.splitlines() or [""]
     head = list(_problem_text(problem, what).wrap(console, console.width))
-    beside = _evidence_lines(problem.evidence, console.width)[: room - 1]
-    room_for_words = room - len(beside)
-    if len(head) > room_for_words:
-        head = head[:room_for_words]
+    if len(head) > room:
+        head = head[:room]
         head[-1].rstrip()
         head[-1].truncate(console.width - 2)
         head[-1].append(" …")
     tail = [Text(line) for line in log]
-    return [*head, *beside, *tail[max(len(tail) - (room_for_words - len(head)), 0) :]]
+    return head, tail[max(len(tail) - (room - len(head)), 0) :]
 
 
 def _whole(problem: Problem) -> list[Text]:
@@ -184,7 +189,7 @@ def _evidence_lines(evidence: Evidence, width: int) -> list[Text]:
     if evidence.effect is not None and evidence.limit is not None:
         pieces.append(interval_bar(evidence.effect, evidence.limit))
     if evidence.nights:
-        pieces.append(sparkline(evidence.nights))
+        pieces.append(f"nights {sparkline(evidence.nights)}")
     lines: list[str] = []
     for piece in filter(None, pieces):
         if lines and len(_INDENT + lines[-1]) + 2 + len(piece) <= width:

@@ -13,6 +13,7 @@ from lora_suite.judge.verdict import PairCheckVerdict, SuiteVerdict
 from lora_suite.report.problems import problems, short_name
 from lora_suite.report.terminal import render
 from tests.report.helpers import CASES, RATIO, check, pair, run, suite
+from tests.report.nights import night
 
 LONG = "reason " * 60
 
@@ -128,7 +129,8 @@ class TestProblems:
             state="FAIL", checks=[PairCheckVerdict(expression=RATIO, state="FAIL", message=LONG)]
         )
         text = lines(verdict)
-        assert len(text) <= 20
+        # What is beside the pair's check comes on top of the lines that messages get.
+        assert len(text) <= 21
         assert max(map(len, text)) <= 80
         assert sum(line.endswith("…") for line in text) >= 2
 
@@ -180,6 +182,65 @@ class TestProblems:
                 pairs=[pair(state=state), pair(state=state, own_state=state, message="m", checks=[])],
             )
             assert [problem.state for problem in problems(verdict, brief=False)] == [state] * 4
+
+
+class TestEvidence:
+    """What stands beside a problem."""
+
+    @pytest.mark.parametrize("width", [80, 160])
+    def test_a_night_in_full_fits_the_width(self, width):
+        text = lines(night(pairs=3), width)
+        assert max(map(len, text)) <= width
+        shown = "\n".join(text)
+        assert "full 0.32 → lora 0.2705 s  │                ├●─┤" in shown
+        assert "▇█████" in shown
+        words = " ".join(shown.split())
+        assert (
+            "cause: only the LoRA arm moved against the baseline of 2026-02-20; full +0.1 % [-0.5, +0.7]; "
+            "lora +22.7 % [+22.1, +23.3]; optimizer +0.0499 s of +0.0499 s" in words
+        )
+
+    def test_elsewhere_it_is_one_line_a_piece(self):
+        text = lines(night(pairs=3), terminal=False)
+        (found,) = [line for line in text if "├●─┤" in line]
+        assert found.split("  ")[-1].startswith("nights ▁")
+        assert len([line for line in text if "cause: only the LoRA arm" in line]) == 1
+
+    def test_pairs_come_first_where_there_are_many(self):
+        verdict = night(pairs=3)
+        for one in (each.checks[1] for each in verdict.runs if each.arm == "lora"):
+            one.state = "FAIL"
+        assert any("├●─┤" in line for line in lines(verdict, 160))
+        assert sum("nights" in line for line in lines(verdict, 160)) == 3
+
+    def test_alerts_of_the_history_and_flags_of_the_machine_are_notes(self):
+        text = lines(night(pairs=3), 160)
+        case = "sft-llama3.1-8b-1n8g-fsdp2-lora"
+        alert = "above the control limit: +22.9 % since 6 runs"
+        assert f"note: {case}: timing/train/step_time: {alert}" in text
+        assert f"note: {case} run 2: GPU 3 was throttled for heat in 12 of 40 samples" in text
+
+    def test_many_flags_are_counted(self):
+        verdict = suite()
+        for each in verdict.runs:
+            each.health = ["throttled", "shared"]
+        flagged = [line for line in lines(verdict, 160) if "throttled" in line]
+        assert flagged == [f"note: {CASES[0]} run 1-4: throttled (and 7 more in verdict.json)"]
+        assert len([line for line in lines(verdict, terminal=False) if "run 1-4: shared" in line]) == 4
+
+    def test_a_run_that_warms_the_machine_is_in_no_figure(self):
+        verdict = suite()
+        verdict.runs.insert(0, run(CASES[0], 0, summary={"median_step_time": 99.0}))
+        assert row(verdict, f"{CASES[0]} ")[-2:] == ["0.103", "0.50"]
+
+
+def test_a_stream_that_knows_only_ascii_gets_look_alikes():
+    screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    render(night(pairs=3), Console(file=screen, width=80, force_terminal=True, color_system=None))
+    screen.seek(0)
+    text = screen.read().splitlines()
+    assert "     full 0.32 > lora 0.2705 s  |                [o-]" in text
+    assert max(map(len, text)) <= 80
 
 
 def test_notes_and_what_was_not_judged():

@@ -14,6 +14,8 @@ from lora_suite.report.words import figure
 _FAR = 8.0
 # A logarithmic axis over a greater factor has its ticks at powers of ten.
 _WIDE = 3.0
+# A range shorter than this share of its values is one value, give or take its last digits.
+_SMALL = 1e-9
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Axis:
         step = round_step((self.last - self.first) / max(count, 1))
         number = math.ceil(self.first / step)
         values = []
-        while number * step <= self.last * (1 + 1e-12):
+        while number * step <= self.last + 1e-9 * step:
             values.append(number * step)
             number += 1
         places = max(0, -math.floor(math.log10(step) + 1e-9))
@@ -89,8 +91,15 @@ def value_range(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
     Values far beyond the quartiles of their group are left to the edge.
     """
     cores = [_core(values) for values in groups if values]
-    low, high = min(low for low, _ in cores), max(high for _, high in cores)
-    margin = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
+    return widened(min(low for low, _ in cores), max(high for _, high in cores), 0.06)
+
+
+def widened(low: float, high: float, share: float) -> tuple[float, float]:
+    """A range with a margin of a share of its length on both sides; one without length gets one."""
+    margin = share * (high - low)
+    size = max(abs(low), abs(high))
+    if margin <= _SMALL * size:
+        margin = max(0.05 * size, _SMALL) if size else 1.0
     return low - margin, high + margin
 
 

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from lora_suite.report.page.axis import Axis, Tick, bounds_text, value_range
+from lora_suite.report.page.axis import Axis, Tick, bounds_text, value_range, widened
 from lora_suite.report.words import count, figure, signed
 
 # The size of a chart in CSS px: as drawn on a phone, where text must not be scaled down.
@@ -20,6 +19,10 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 34
 # Room for the name of the y axis above it.
 _NAMED_TOP = 22
 _ROW = 24
+# Beyond this a number is no measurement, and arithmetic on it may overflow.
+MOST = 1e100
+# Steps and seconds are further apart than this, or they are one.
+_LEAST_LENGTH = 1e-6
 _NAME_WIDTH = 122
 _FIGURE_WIDTH = 60
 
@@ -129,14 +132,14 @@ def line_chart(
     levels, marks: name, style and value of lines across at a y and at an x; those beyond the axis are left
     out.
     """
-    curves = [curve for curve in curves if curve.values]
+    curves = [whole for curve in curves if (whole := _drawable(curve)).values]
     if not curves:
         return None
     every_x = [value for curve in curves for value in curve.at]
     low, high = value_range([curve.values for curve in curves])
     first, last = min(every_x), max(every_x)
-    if first == last:
-        first, last = first - 1, last + 1
+    if last - first < _LEAST_LENGTH:
+        first, last = widened(first, last, 0.0)
     x = Axis(x_label, first, last, _LEFT, WIDTH - _RIGHT)
     y = Axis(y_label, low, high, height - _BOTTOM, _NAMED_TOP if y_label else _TOP)
     rules = [
@@ -159,11 +162,13 @@ def scatter_chart(
 
     Steps that were left out do not shape the axes.
     """
-    shaping = [curve for curve in curves if curve.values and not curve.hollow]
+    curves = [whole for curve in curves if (whole := _drawable(curve)).values]
+    shaping = [curve for curve in curves if not curve.hollow]
     if not shaping:
         return None
     low, high = value_range([values for curve in shaping for values in (curve.at, curve.values)])
-    low = max(low, 0.0)
+    least = min(value for curve in shaping for values in (curve.at, curve.values) for value in values)
+    low = max(low, min(least, 0.0))
     height = 240
     x = Axis(x_label, low, high, _LEFT, WIDTH - _RIGHT)
     y = Axis(y_label, low, high, height - _BOTTOM, _NAMED_TOP if y_label else _TOP)
@@ -178,15 +183,17 @@ def scatter_chart(
 
 def effect_chart(
     title: str, estimate: float, low: float, high: float, ratios: Sequence[float], limit: float | None
-) -> Chart:
+) -> Chart | None:
     """An interval, its estimate and the repeats on a logarithmic axis, with the limit and 1.
 
-    Only what lies within a factor of ten of the estimate or the limit is drawn to scale.
+    Only what lies within a factor of ten of the estimate or the limit is drawn to scale. None where nothing
+    is positive.
     """
-    anchors = [value for value in (estimate, limit, *ratios) if value is not None and value > 0]
+    anchors = [value for value in (estimate, limit, *ratios) if value is not None and 1 / MOST < value < MOST]
+    if not anchors:
+        return None
     least, most = min(anchors), max(anchors)
-    first = max(low, least / 10) if low > 0 else least / 10
-    first, last = min(first, least), max(min(high, most * 10), most)
+    first, last = min(max(low, least / 10), least), max(min(high, most * 10), most)
     margin = max((last / first) ** 0.08, 1.002)
     height = 92
     x = Axis("ratio", first / margin, last * margin, 14, WIDTH - 14, log=True)
@@ -213,12 +220,13 @@ def waterfall_chart(
 
     The deltas sum to the difference of the two totals, because the totals are the phases' sums.
     """
+    phases = [phase for phase in phases if max(abs(phase[1]), abs(phase[2])) < MOST]
     if not phases:
         return None
     start, end = sum(phase[1] for phase in phases), sum(phase[2] for phase in phases)
     deltas = [(name, right - left) for name, left, right in phases]
     levels = list(itertools.accumulate((delta for _, delta in deltas), initial=start))
-    most = max([*levels, end])
+    most = max([*levels, end, 0.0])
     height = _ROW * (len(deltas) + 2) + _TOP + _BOTTOM
     x = Axis("s", 0.0, most * 1.02 or 1.0, _NAME_WIDTH, WIDTH - _FIGURE_WIDTH)
     y = Axis("", 0.0, float(len(deltas) + 2), height - _BOTTOM, _TOP)
@@ -268,16 +276,25 @@ def _chart(
     )
 
 
-def _drawn(curve: Curve, x: Axis, y: Axis) -> Drawn:
+def _drawable(curve: Curve) -> Curve:
+    """The curve less the points that are no measurements, its labels fit to stand in one text."""
     labels = [label.replace("|", "/") for label in curve.labels] or [""] * len(curve.at)
     points = [
-        (f"{x(at):g},{y(value):g}", f"{at:.6g}", f"{value:.6g}", label)
+        (at, value, label)
         for at, value, label in zip(curve.at, curve.values, labels, strict=False)
-        if math.isfinite(at) and math.isfinite(value)
+        if abs(at) < MOST and abs(value) < MOST
     ]
-    places, at_texts, value_texts, shown = zip(*points, strict=True) if points else ((), (), (), ())
-    # A dot is a stroke of no length with round ends: one element for all, however many.
-    path = "".join(f"M{place}h0" for place in places) if curve.dots else "M" + " ".join(places)
+    at, values, shown = zip(*points, strict=True) if points else ((), (), ())
+    return replace(curve, at=at, values=values, labels=shown if curve.labels else ())
+
+
+def _drawn(curve: Curve, x: Axis, y: Axis) -> Drawn:
+    places = [f"{x(at):g},{y(value):g}" for at, value in zip(curve.at, curve.values, strict=True)]
     return Drawn(
-        curve, path, " ".join(at_texts), " ".join(value_texts), "|".join(shown) if curve.labels else ""
+        curve,
+        # A dot is a stroke of no length with round ends: one element for all, however many.
+        "".join(f"M{place}h0" for place in places) if curve.dots else "M" + " ".join(places),
+        " ".join(f"{at:.6g}" for at in curve.at),
+        " ".join(f"{value:.6g}" for value in curve.values),
+        "|".join(curve.labels),
     )
