@@ -115,6 +115,26 @@ def test_what_needs_equal_steps_is_incomparable_without_counts(tmp_path: Path) -
     assert pair.state == "INCOMPARABLE"
 
 
+def test_peaks_do_not_need_equal_steps(tmp_path: Path) -> None:
+    def damage(metrics: dict[str, Any]) -> None:
+        del metrics["train/global_valid_toks"]
+        metrics["memory/peak_allocated_gib"] = {str(step): 0.25 for step in range(2, 11, 2)}
+
+    peaks = 'peak_ratio(lora["memory/peak_allocated_gib"], full["memory/peak_allocated_gib"]) < 0.8'
+    (check,) = judged(tmp_path, damage, checks=(peaks,)).checks
+    assert (check.state, check.value) == ("PASS", "0.5")
+
+
+def test_medians_of_nothing_are_inconclusive(tmp_path: Path) -> None:
+    def damage(metrics: dict[str, Any]) -> None:
+        del metrics["train/global_valid_toks"]
+
+    text = RATIO.replace(") <", ", 1, 4) <")
+    check = judged(tmp_path, damage, checks=(text,)).checks[0]
+    assert check.state == "INCONCLUSIVE"
+    assert check.message == "run 1: no step is left after the first 3 (warm-up)"
+
+
 def test_what_was_not_compared_is_named(tmp_path: Path) -> None:
     runs: dict[str, list[RunVerdict]] = {"full": [], "lora": []}
     for arm, stem in (("full", FULL), ("lora", LORA)):

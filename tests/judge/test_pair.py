@@ -6,14 +6,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy import stats
 
+from check_metrics import parse
+from lora_suite.judge.block import Block
+from lora_suite.judge.evidence import read_evidence
 from lora_suite.judge.pair import judge_pair
+from lora_suite.judge.ratio import Method, sides_of
 from lora_suite.judge.run import judge_run
+from lora_suite.judge.statistics import Prior
 from lora_suite.judge.verdict import PairVerdict, RunVerdict
 from lora_suite.launch.record import Ended
 from lora_suite.plan.model import Difference, Pair
@@ -200,6 +206,140 @@ class TestRatio:
         assert back.low == pytest.approx(1 / there.high)
 
 
+class TestSeen:
+    """What a report is given of a ratio."""
+
+    def test_each_repeat_and_the_method_stand_in_the_effect(self, tmp_path):
+        effect = judged(tmp_path).checks[0].effect
+        assert effect is not None
+        assert effect.ratios == pytest.approx([a / b for a, b in zip(LORA_TIMES, FULL_TIMES, strict=True)])
+        assert effect.method == "paired t over 4 repeats"
+
+    def test_matched_steps_with_those_left_out(self, tmp_path):
+        matched = judged(tmp_path).checks[0].matched
+        assert [each.repeat for each in matched] == [1, 2, 3, 4]
+        first = matched[0]
+        assert first.steps == list(range(1, 11))
+        assert first.trimmed == [1, 2, 3]
+        assert first.left == pytest.approx([5.07, *[0.07] * 9])
+        assert first.right == pytest.approx([5.1, *[0.1] * 9])
+
+    def test_series_by_the_clock_have_no_matched_steps(self, tmp_path):
+        def sampled(metrics, record):
+            metrics["ray/node.0.gpu.0.mem_gb"] = {"0": 30.0, "1": 30.0}
+
+        check = judged(
+            tmp_path, lambda arm, repeat: sampled, ratio("<", 1.1, "ray/node.0.gpu.0.mem_gb")
+        ).checks[0]
+        assert (check.state, check.matched) == ("PASS", [])
+
+
+class TestPriorsAndLooks:
+    """What is known beforehand of the spread, and how sure an early look must be."""
+
+    LOGS = tuple(math.log(a / b) for a, b in zip(LORA_TIMES, FULL_TIMES, strict=True))
+
+    def test_a_prior_goes_to_the_check_of_its_text(self, tmp_path):
+        other = RATIO.replace("0.8", "0.9")
+        pair = make_pair(checks=(RATIO, other))
+        checks = judge_pair(pair, runs(tmp_path), {RATIO: Prior(0.05, 9.0, "40 nights")}).checks
+        first, second = (check.effect for check in checks[:2])
+        assert first is not None
+        assert second is not None
+        # s~² = (9 · 0.05² + 3 · s²) / 12, with 12 degrees of freedom.
+        spread = math.sqrt((9 * 0.05**2 + 3 * statistics.variance(self.LOGS)) / 12)
+        half = stats.t.ppf(0.975, 12) * spread / 2
+        assert math.log(first.high) == pytest.approx(statistics.fmean(self.LOGS) + half)
+        assert "40 nights" in first.method
+        assert second.method == "paired t over 4 repeats"
+
+    def test_the_confidence_is_the_looks(self, tmp_path):
+        effect = judge_pair(make_pair(), runs(tmp_path), confidence=0.999).checks[0].effect
+        assert effect is not None
+        theirs = stats.ttest_1samp(self.LOGS, 0.0).confidence_interval(0.999)
+        assert (effect.low, effect.high) == pytest.approx((math.exp(theirs.low), math.exp(theirs.high)))
+        assert effect.confidence == 0.999
+
+
+def slow_start(arm: str, repeat: int, until: int, factor: float) -> Callable[[str, int, int], float]:
+    """One run slower up to a step."""
+    return lambda one, number, step: factor if (one, number) == (arm, repeat) and step <= until else 1.0
+
+
+class TestWarmUp:
+    """Steps at which an arm was not warm yet leave both arms; a run that never was leaves no verdict."""
+
+    STEPS = 40
+
+    def judged(self, tmp_path: Path, slow: Callable[[str, int, int], float], **options: Any) -> PairVerdict:
+        """Judge 4 repeats of 40 steps; slow: a factor by arm, repeat and step."""
+        arms: dict[str, list[RunVerdict]] = {}
+        for arm, stem, times in (("full", FULL, FULL_TIMES), ("lora", LORA, LORA_TIMES)):
+            case = make_case(stem, (), self.STEPS)
+            for repeat, step_time in enumerate(times, 1):
+
+                def damage(metrics, record, arm=arm, repeat=repeat, step_time=step_time):
+                    times = metrics[options.get("metric", "timing/train/step_time")]
+                    for step in times:
+                        times[step] = step_time * slow(arm, repeat, int(step))
+
+                folder = tmp_path / stem / str(repeat)
+                write_run(folder, case, repeat, steps=self.STEPS, damage=damage)
+                verdict = judge_run(case, planned(stem, repeat, "fsdp2", arm), folder, DONE)
+                arms.setdefault(arm, []).append(verdict)
+        return judge_pair(options.get("pair", make_pair()), arms)
+
+    def test_a_slow_start_of_one_run_is_cut_from_both_arms_of_its_block(self, tmp_path):
+        check = self.judged(tmp_path, slow_start("lora", 2, 15, 3.0)).checks[0]
+        assert check.state == "PASS"
+        assert check.effect is not None
+        assert check.effect.ratios == pytest.approx(list(map(truediv, LORA_TIMES, FULL_TIMES)))
+        floor = [1, 2, 3, 4]
+        trimmed = [each.trimmed for each in check.matched]
+        assert trimmed == [floor, list(range(1, 16)), floor, floor]
+
+    def test_a_run_that_is_slow_for_more_than_half_is_named(self, tmp_path):
+        verdict = self.judged(tmp_path, slow_start("full", 3, 24, 1.3))
+        assert verdict.state == "INCONCLUSIVE"
+        assert verdict.checks[0].message == (
+            "run 3: full is not steady: steps 5-24 of 40 take 30 % longer than the rest, "
+            "so more than half of the run would be warm-up"
+        )
+
+    @pytest.mark.parametrize(("slow", "other"), [("lora", "full"), ("full", "lora")])
+    def test_batches_of_unlike_lengths_do_not_hide_it_from_the_ratio(self, tmp_path, slow, other):
+        """Each run's own times scatter by factors of up to 8, as the batches of both arms do."""
+
+        def factor(arm: str, repeat: int, step: int) -> float:
+            return (1 + step * 37 % 8) * (1.3 if arm == slow and step <= 24 else 1.0)
+
+        message = self.judged(tmp_path, factor).checks[0].message
+        words = f"run 1: {slow} is not steady against {other}: steps 5-24 of 40 take 30 % longer"
+        assert message.startswith(words)
+
+    def test_a_loss_that_falls_is_no_warm_up(self, tmp_path):
+        check = self.judged(
+            tmp_path,
+            lambda arm, repeat, step: 40.0 / step,
+            metric="train/loss",
+            pair=ratio("<", 0.8, "train/loss"),
+        ).checks[0]
+        assert check.state == "PASS"
+        assert check.matched[0].trimmed == [1, 2, 3, 4]
+
+    def test_medians_of_arms_that_are_not_matched_are_cut_each_by_its_own(self, tmp_path):
+        def unmatched(arm: str, repeat: int, step: int) -> float:
+            return 3.0 if arm == "lora" and step <= 15 else 1.0
+
+        self.judged(tmp_path, unmatched)
+        arms = {arm: read_evidence(tmp_path / stem / "1") for arm, stem in (("full", FULL), ("lora", LORA))}
+        form = parse(RATIO).pair
+        assert form is not None
+        sides = sides_of(form, Block(1, arms), Method(3, matched=False))
+        assert sides.log_ratio == pytest.approx(math.log(0.7))
+        assert (min(sides.left), min(sides.right)) == (16, 5)
+
+
 class TestComparable:
     """Steps are matched only where that is allowed."""
 
@@ -379,6 +519,27 @@ class TestOtherChecks:
     def test_a_ratio_that_must_equal_something_has_no_interval(self, tmp_path):
         verdict = judged(tmp_path, pair=ratio("==", 1.0, "train/loss"))
         assert (verdict.state, verdict.checks[0].effect) == ("PASS", None)
+
+    def test_an_offset_of_the_loss(self, tmp_path):
+        def off(metrics, record):
+            metrics["train/loss"] = {step: 1.001 * value for step, value in metrics["train/loss"].items()}
+
+        pair = make_pair(checks=('abs(mean_rel_diff(lora["train/loss"], full["train/loss"])) < 5e-4',))
+        verdict = judged(tmp_path, only("lora", 2, off), pair)
+        assert verdict.state == "FAIL"
+        assert float(verdict.checks[0].value) == pytest.approx(1e-3)
+        assert verdict.checks[0].message.startswith("run 2: ")
+
+    def test_peak_memory_needs_no_repeats(self, tmp_path):
+        def small(metrics, record):
+            metrics["memory/peak_allocated_gib"] = {str(step): 0.3 for step in range(1, 11)}
+
+        peaks = 'peak_ratio(lora["memory/peak_allocated_gib"], full["memory/peak_allocated_gib"]) < 0.7'
+        pair = make_pair(repeats=1, checks=(peaks,))
+        check = judged(tmp_path, every("lora", small), pair, full=[0.1], lora=[0.1]).checks[0]
+        assert check.state == "PASS"
+        # 154 of 256 blocks of 2 MiB: 0.3 GiB is 153.6 of them.
+        assert float(check.value) == pytest.approx(154 / 256)
 
     def test_checks_without_a_pair_form_work_too(self, tmp_path):
         text = 'max(lora["memory/peak_allocated_gib"]) < max(full["memory/peak_allocated_gib"])'

@@ -52,7 +52,7 @@ def run_selftest(full: bool, data: Path | None, console: Console) -> int:
 
 def table_of(rows: Sequence[Row]) -> Table:
     """The rows as people read them."""
-    table = Table(title="What the verdicts are worth", title_justify="left", expand=True)
+    table = Table(title="What the verdicts are worth", title_justify="left", expand=True, show_lines=True)
     table.add_column("what", ratio=1)
     table.add_column("required", max_width=22)
     table.add_column("measured", no_wrap=True)
