@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from lora_suite.judge.verdict import PairVerdict, PhaseDelta, RunVerdict, State,
 from lora_suite.plan.metric_names import LOSS, STEP_TIME, VALID_TOKENS
 
 FULL, LORA = "full", "lora"
+_OTHER = "other"
 _UNUSABLE = frozenset({"ERROR", "MISSING"})
 _FIGURES = {STEP_TIME: "median_step_time", PEAK_MEMORY: "peak_memory_gib"}
 
@@ -256,11 +256,16 @@ def _log_time(side: _Side, run: RunVerdict) -> float:
     return math.log(summary(side.runs[run.case, run.repeat])["median_step_time"])
 
 
-def _phases(reference: Iterable[RunVerdict], tonight: Iterable[RunVerdict]) -> Iterator[PhaseDelta]:
-    """Median of each phase over the runs of an arm, on both sides."""
-    sides = list(reference), list(tonight)
-    counts = Counter(phase for runs in sides for run in runs for phase in run.phases)
-    for phase, count in counts.items():
-        if count == sum(map(len, sides)):
-            left, right = (statistics.median(run.phases[phase] for run in runs) for runs in sides)
-            yield PhaseDelta(phase=phase, left=left, right=right)
+def _phases(reference: Sequence[RunVerdict], tonight: Sequence[RunVerdict]) -> Iterator[PhaseDelta]:
+    """Median of each phase over the runs of an arm on both sides, and what is left of the median step."""
+    sides = reference, tonight
+    names = dict.fromkeys(phase for runs in sides for run in runs for phase in run.phases)
+    if not names:
+        return
+    rest = [statistics.median(run.summary["median_step_time"] for run in runs) for runs in sides]
+    for phase in names:
+        # A phase that took no time is left out of a verdict.
+        took = [statistics.median(run.phases.get(phase, 0.0) for run in runs) for runs in sides]
+        rest = [left - spent for left, spent in zip(rest, took, strict=True)]
+        yield PhaseDelta(phase=phase, left=took[0], right=took[1])
+    yield PhaseDelta(phase=_OTHER, left=rest[0], right=rest[1])
