@@ -135,7 +135,7 @@ TULU = datasets.Features({"id": TEXT, "messages": [{"content": TEXT, "role": TEX
 
 
 def test_local_copies_of_squad_and_the_tulu_3_mixture(folder: Path) -> None:
-    """Rows of the schemas that the data sets' cards state, through Parquet and through the library's format."""
+    """Rows of the schemas on the data sets' cards, through Parquet and through the library's own format."""
     question = {
         "id": "1",
         "title": "t",
