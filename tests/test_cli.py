@@ -24,6 +24,7 @@ from lora_suite.plan import lint as lint_module
 from lora_suite.plan.lint import Finding
 
 COMMANDS = (
+    ["report"],
     ["run"],
     ["train"],
     ["config", "show"],

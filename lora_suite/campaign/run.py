@@ -22,6 +22,7 @@ from lora_suite.launch.external import refuse_leftovers
 from lora_suite.launch.local import LocalLauncher
 from lora_suite.launch.processes import undisturbed
 from lora_suite.launch.record import write_json_atomically
+from lora_suite.plan.check_lines import pair_check_lines
 from lora_suite.plan.lint import Finding, blocking, lint_plan
 from lora_suite.plan.load import load_plan
 from lora_suite.plan.model import Plan
@@ -113,6 +114,7 @@ def run_campaign(
     priors, unknown = memory.priors(plan)
     verdict = execute(plan, results, launcher or LocalLauncher(), console, keep=request.keep, priors=priors)
     verdict.command, verdict.environments = request.command, environment_facts(verdict.runs)
+    _point_at_checks(verdict, request.suite)
     unstored = _store(verdict, results)
     with undisturbed():
         verdict, forgotten = (verdict, "") if unstored else memory.take(verdict, results)
@@ -137,6 +139,17 @@ def refuse_errors(plan: Plan) -> list[Finding]:
     if errors:
         raise ConfigError("nothing runs, because of\n" + "\n".join(str(each) for each in errors))
     return [each for each in findings if each.severity == "warning"]
+
+
+def _point_at_checks(verdict: SuiteVerdict, suite: Path) -> None:
+    """Say of each pair and its checks where the suite states them."""
+    lines = pair_check_lines(suite)
+    for pair in verdict.pairs:
+        own = lines.get((pair.name, ""))
+        pair.source = f"{suite}:{own}" if own else ""
+        for check in pair.checks:
+            line = lines.get((pair.name, check.expression.strip()), own)
+            check.source = f"{suite}:{line}" if line else ""
 
 
 def _store(verdict: SuiteVerdict, results: Path) -> str | None:

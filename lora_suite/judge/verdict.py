@@ -124,7 +124,8 @@ class PairCheckVerdict(Model):
     """One pair check: its state, the effect where it is a ratio, else the value as text.
 
     operator, limit: what the value is held against, where the check is one function of two arms.
-    matched: what a ratio was computed from, where its steps were matched.
+    matched: what a ratio was computed from, where its steps were matched. source: file:line of the check,
+    where known.
     """
 
     expression: str
@@ -135,6 +136,7 @@ class PairCheckVerdict(Model):
     effect: Effect | None = None
     message: str = ""
     matched: list[MatchedSteps] = Field(default_factory=list)
+    source: str = ""
 
 
 class PhaseDelta(Model):
@@ -173,7 +175,8 @@ class PairVerdict(Model):
     """One pair: arms (name to case), its checks, and why it could not be judged, if so.
 
     state: the worst of `own_state` and the checks. own_state: MISSING where a run of an arm is lacking,
-    INCOMPARABLE where the arms differ in more than the pair allows; `message` says which.
+    INCOMPARABLE where the arms differ in more than the pair allows; `message` says which. source: file:line
+    of the pair, where known.
     """
 
     name: str
@@ -184,6 +187,7 @@ class PairVerdict(Model):
     checks: list[PairCheckVerdict] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     attribution: Attribution | None = None
+    source: str = ""
 
 
 class Night(Model):

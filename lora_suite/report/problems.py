@@ -144,7 +144,7 @@ def _merged(verdict: SuiteVerdict, group: Sequence[_RunProblem]) -> Problem:
 def _pair_problems(verdict: SuiteVerdict, brief: bool) -> Iterator[Problem]:
     for pair in verdict.pairs:
         if pair.own_state != "PASS":
-            yield Problem(pair.own_state, pair.name, pair.message, pair_anchor(pair.name))
+            yield Problem(pair.own_state, pair.name, pair.message, pair_anchor(pair.name), pair.source)
         for check in pair.checks:
             if check.state != "PASS":
                 yield _pair_problem(verdict, pair, check, brief)
@@ -157,5 +157,6 @@ def _pair_problem(verdict: SuiteVerdict, pair: PairVerdict, check: PairCheckVerd
         f"{pair.name}: {name}",
         check.message,
         check_anchor(pair.name, check.expression),
-        evidence=of_pair_check(verdict, pair, check),
+        check.source,
+        of_pair_check(verdict, pair, check),
     )
