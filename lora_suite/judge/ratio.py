@@ -145,18 +145,17 @@ def _by_step(form: PairForm, block: Block, method: Method) -> Sides:
 
 
 def _of_medians(form: PairForm, block: Block, warmups: Mapping[str, Warmup]) -> Sides:
-    sides = []
+    sides, medians = [], []
     for (arm, name), values in zip((form.left, form.right), _windows(form, block), strict=True):
         kept = _without(values, warmups[arm].steps)
         if not kept:
             raise ValueError(_nothing_left(warmups[arm].steps))
-        for value in kept.values():
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} is not positive")
+        median = statistics.median(kept.values())
+        if not (math.isfinite(median) and median > 0):
+            raise ValueError(f"{name} is not positive")
         sides.append(kept)
-    left, right = sides
-    log_ratio = math.log(statistics.median(left.values()) / statistics.median(right.values()))
-    return Sides(block.repeat, log_ratio, left, right, False, {})
+        medians.append(median)
+    return Sides(block.repeat, math.log(medians[0] / medians[1]), sides[0], sides[1], False, {})
 
 
 def _warmup(block: Block, arm: str, name: str, warmup: int) -> Warmup:

@@ -189,6 +189,14 @@ class TestRatio:
         assert verdict.checks[0].effect is not None
         assert verdict.checks[0].effect.estimate == pytest.approx(0.75)
 
+    def test_a_sample_of_zero_before_anything_was_allocated_is_no_harm(self, tmp_path):
+        def sampled(arm, repeat):
+            series = {"0": 0.0, "2": 30.0, "4": 30.0} if arm == "lora" else {"0": 0.0, "2": 40.0, "4": 40.0}
+            return lambda metrics, record: metrics.update({"ray/node.0.gpu.0.mem_gb": series})
+
+        check = judged(tmp_path, sampled, ratio("<", 0.8, "ray/node.0.gpu.0.mem_gb")).checks[0]
+        assert (check.state, check.value) == ("PASS", "0.7500 [0.7500, 0.7500]")
+
     def test_a_sampled_series_of_zeros_has_no_ratio(self, tmp_path):
         def idle(metrics, record):
             metrics["ray/node.0.gpu.0.mem_gb"] = {"0": 0.0, "1": 0.0}

@@ -181,7 +181,7 @@ def _empty() -> Iterator[Fault]:
 def _not_finite() -> Iterator[Fault]:
     for name in _PER_STEP:
         for value in (None, "nan", float("nan"), float("inf")):
-            yield Fault("NaN", f"{name} is {value} at a step", contents=_value(name, "6", value))
+            yield Fault("NaN", f"{name} is {value!r} at a step", contents=_value(name, "6", value))
     yield Fault("NaN", "validation is null", contents=_value(VALIDATION_LOSS, str(STEPS), None))
     yield Fault("NaN", "run.json names a bad step", contents=_record(nonfinite={LOSS: [3]}))
     yield Fault("NaN", "first loss is null", contents=_value(LOSS, "1", None))

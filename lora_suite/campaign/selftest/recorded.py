@@ -110,6 +110,8 @@ def _mlperf(files: Sequence[Path]) -> Iterator[Row]:
 def _system(path: Path) -> list[Evidence]:
     """Runs of a system in the order in which they were made, as step times of ten steps each."""
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    if len(runs) < _WINDOW:
+        raise ValueError(f"{path.name} has {len(runs)} runs, and {_WINDOW} are a window")
     times = [[after - before for before, after in pairwise(run["time_ms"])] for run in runs.values()]
     return [_timed(run) for run in times]
 
