@@ -60,6 +60,7 @@ class AdapterBank:
         self.slots: tuple[Slot, ...] = ()
         self.replicated = 0
         self._optimizer: torch.optim.Optimizer | None = None
+        self._collected = False
         self.listeners: list[Callable[[], None]] = []
         self._allocate()
 
@@ -140,12 +141,31 @@ class AdapterBank:
 
     # -- one step -------------------------------------------------------------------------------------------
 
+    def collect(self) -> None:
+        """Between two micro batches: add the first one's gradients to the float32 sum and clear them.
+
+        Without it micro batches add up in the dtype of the factors, which in half precision loses the small
+        ones. Whoever trains a single micro batch a step need not call it.
+        """
+        if self.gradient.dtype == self.master_gradient.dtype:
+            return
+        if self._collected:
+            self.master_gradient.add_(self.gradient)
+        else:
+            self.master_gradient.copy_(self.gradient)
+        self._collected = True
+        self.gradient.zero_()
+
     def sync_gradients(self) -> None:
         """Sum gradients over data parallel ranks, and replicated factors' over tensor parallel ones.
 
         The loss is already divided by the global batch's tokens, so sums (never averages) are right.
         """
-        self.master_gradient.copy_(self.gradient)
+        if self._collected:
+            self.master_gradient.add_(self.gradient)
+            self.gradient.copy_(self.master_gradient)
+        else:
+            self.master_gradient.copy_(self.gradient)
         self.topology.dp.sum(self.master_gradient)
         self.topology.tp.sum(self.master_gradient[: self.replicated])
 
@@ -175,6 +195,7 @@ class AdapterBank:
         self._optimizer.step()
         self.publish()
         self.gradient.zero_()
+        self._collected = False
 
     def publish(self) -> None:
         """Copy the master to what the model multiplies with, and tell whoever holds copies of that."""

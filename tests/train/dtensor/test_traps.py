@@ -39,6 +39,29 @@ def trained_on_this_rank(settings, steps):
     return results
 
 
+def micro_batches_on_this_rank(setting):
+    """The gradient of four micro batches together, and that of each alone."""
+    backend = setting.build()
+    batches, gradients = share(rows(), 0, 1, 1), []
+    for micros in (batches, *([each] for each in batches)):
+        backend.forward_backward(micros, supervised(rows()))
+        backend.sync_gradients()
+        gradients.append(backend.bank.master_gradient.clone())
+        backend.optimizer_step(0.0)
+    return gradients
+
+
+@pytest.mark.slow
+def test_gradients_of_micro_batches_add_up_in_float32(tmp_path):
+    """As a full training's do; reduced in bfloat16 elsewhere: https://github.com/radixark/miles/pull/1721."""
+    setting = Setting((LORA, *ADAM), precision="bfloat16")
+    ((together, *each),) = run_ranks(1, tmp_path / "ranks", micro_batches_on_this_rank, setting)
+    assert len(each) == 4
+    assert together.dtype == torch.float32
+    torch.testing.assert_close(together, sum(each), rtol=1e-6, atol=1e-8)
+    assert not torch.equal(together, together.bfloat16().float())
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """One process: as it is, recomputing activations, and with the head adapted as well."""

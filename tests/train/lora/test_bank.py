@@ -99,6 +99,21 @@ def test_a_half_precision_model_is_updated_in_float32() -> None:
     torch.testing.assert_close(before - bank.master, torch.full_like(before, 4e-6), rtol=0.1, atol=0)
 
 
+def test_small_gradients_of_many_micro_batches_are_not_lost() -> None:
+    bank = bank_of([Adapter("q", 6, 8, spec())], dtype=torch.bfloat16)
+    bank.build_optimizer(optimizer())
+    for _ in range(2):  # the next step begins anew
+        for index, value in enumerate([1.0, *([2.0**-10] * 64)]):
+            if index:
+                bank.collect()
+            bank.gradient.add_(value)
+        bank.sync_gradients()
+        # bfloat16 tells no 2⁻¹⁰ beside 1: summed in it, this would be 1.
+        assert set(bank.master_gradient.tolist()) == {1.0 + 64 * 2.0**-10}
+        assert set(bank.gradient.tolist()) == {1.0625}
+        bank.step(0.01)
+
+
 def test_adapters_have_their_own_dtype_when_told() -> None:
     bank = bank_of([Adapter("q", 6, 8, spec(dtype=torch.float32))], dtype=torch.bfloat16)
     assert bank.compute.dtype == torch.float32

@@ -43,6 +43,8 @@ class DTensorBackend:
         for index, batch in enumerate(batches):
             if isinstance(self.model, FSDPModule):
                 self.model.set_requires_gradient_sync(index == len(batches) - 1)
+            if self.bank is not None and index:
+                self.bank.collect()
             loss = self._loss(batch)
             torch.autograd.backward(loss / global_tokens)
             losses.append(loss.detach())
