@@ -10,7 +10,7 @@ import click
 from lora_suite.cli.common import leave
 from lora_suite.cli.history import DATABASE, who
 
-_RESULTS = click.argument("results", type=click.Path(exists=True, file_okay=False, path_type=Path))
+_RESULTS = click.argument("results", type=click.Path(path_type=Path))
 
 
 @click.group()

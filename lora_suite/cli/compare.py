@@ -9,7 +9,7 @@ import click
 
 from lora_suite.cli.common import leave
 
-_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+_FOLDER = click.Path(path_type=Path)
 
 
 @click.command()

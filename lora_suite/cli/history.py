@@ -43,7 +43,7 @@ def history() -> None:
 
 
 @history.command("import")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @DATABASE
 def import_(paths: tuple[Path, ...], db: Path) -> None:
     """Add the suite runs in PATHS: folders of results, or exports. What is there already is left alone.
