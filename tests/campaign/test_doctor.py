@@ -143,6 +143,7 @@ def test_a_gpu_gets_a_case_that_keeps_it_busy(monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(case, Case)
     assert case.recipe.policy.init == "random"
     assert case.stem == "sft-llama3.2-1b-1n1g-fsdp2"
+    assert case.recipe.policy.train_micro_batch_size == 4
 
 
 @pytest.mark.slow
