@@ -15,8 +15,9 @@ from lora_suite.config.models import find_config, known_models
 from lora_suite.config.nearest import nearest
 from lora_suite.config.paths import locate
 from lora_suite.config.resolvers import BYTES_TOKENIZER
-from lora_suite.config.schema import Recipe
+from lora_suite.config.schema import MegatronLora, Recipe
 
+_ROW_PARALLEL = ("o", "down", "linear_proj", "linear_fc2")
 BYTES_VOCABULARY = 259  # 256 bytes, begin, end, padding
 
 
@@ -45,6 +46,12 @@ def _facts(recipe: Recipe, recipe_path: Path, shape: ModelShape | None) -> Bluep
     linears = model_linears(shape)
     where = f"{recipe_path}: policy.{policy.backend}_cfg.lora_cfg"
     sites = select_sites(linears, policy.lora, shape.tied_head, where) if policy.lora.enabled else ()
+    exchanged = isinstance(policy.lora, MegatronLora) and policy.lora.a2a_experimental
+    if sites and exchanged and not any(site.kind in _ROW_PARALLEL for site in sites):
+        raise ConfigError(
+            f"{where}.a2a_experimental: is about adapters of linear_proj and linear_fc2, and there are none; "
+            f"name one of them in target_modules, or set false"
+        )
     return Blueprint(shape, linears, sites, rank, policy.max_total_sequence_length, total_params(shape))
 
 

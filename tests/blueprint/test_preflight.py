@@ -66,6 +66,20 @@ def test_sequence_parallelism_splits_the_sequence():
         load_recipe(TINY_MEGATRON, [odd, any_length, parallel])
 
 
+@pytest.mark.parametrize("fused", ["true", "false"])
+def test_an_exchange_needs_an_adapter_that_exchanges(fused):
+    block = "policy.megatron_cfg.lora_cfg"
+    words = [
+        f"{block}.enabled=true",
+        f"{block}.fused={fused}",
+        f"{block}.a2a_experimental=true",
+        "policy.megatron_cfg.sequence_parallel=true",
+    ]
+    assert check(TINY_MEGATRON, *words, f"{block}.target_modules=[linear_fc2]").adapters
+    text = refusal(TINY_MEGATRON, *words, f"{block}.target_modules=[linear_qkv]")
+    assert f"{block}.a2a_experimental: is about adapters of linear_proj and linear_fc2" in text
+
+
 def test_experts_are_neither_split_nor_trained_and_only_megatron_builds_them():
     experts = "policy.model_name=models/tiny-qwen3-moe.json"
     lora = "policy.megatron_cfg.lora_cfg.enabled=true"
