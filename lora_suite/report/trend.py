@@ -16,6 +16,7 @@ from lora_suite.report.glyphs import encodable, in_ascii
 from lora_suite.report.terminal import STYLES
 
 CHART_ROWS = 9
+_SHORT = 10
 _DOT, _FIRST_BAD, _ODD = "●", "▲", "○"
 
 
@@ -87,7 +88,7 @@ def _changes(changes: Sequence[ChangePoint]) -> Table:
     for name in ("first night of the level", "change", "found by", "last good..first bad commit"):
         table.add_column(name, no_wrap=True)
     for change in changes:
-        good, bad = change.last_good.code or "?", change.first_bad.code or "?"
+        good, bad = (_short(night.code) for night in (change.last_good, change.first_bad))
         table.add_row(
             change.first_bad.started,
             f"{100 * (change.ratio - 1):+.1f} %",
@@ -95,6 +96,11 @@ def _changes(changes: Sequence[ChangePoint]) -> Table:
             f"{good}..{bad}",
         )
     return table
+
+
+def _short(code: str) -> str:
+    """The beginning of a commit, with the mark of a changed tree."""
+    return f"{code[:_SHORT]}{'+' if code.endswith('+') and len(code) > _SHORT else ''}" or "?"
 
 
 def _notes(trend: Trend) -> Iterator[str]:
