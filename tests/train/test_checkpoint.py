@@ -14,6 +14,7 @@ from lora_suite.config import ConfigError
 from lora_suite.config.schema import Checkpointing
 from lora_suite.train.checkpoint import Checkpoints, Meta, metric_of
 from lora_suite.train.topology import Axis, Topology
+from tests.train.conftest import Run
 
 LAYOUT = {"backend": "dtensor", "world_size": 1, "dp": 1, "tp": 1, "pp": 1}
 ONE = Axis(0, 1)
@@ -177,3 +178,22 @@ def test_what_is_dropped_disappears_as_a_whole(tmp_path: Path, monkeypatch: pyte
     newest = saves.newest()
     assert newest is not None
     assert newest.name == "step_2"
+
+
+@pytest.mark.parametrize("metric", ["val:val_loss", "train:loss"])
+def test_a_training_keeps_its_best_and_its_newest(run: Run, metric: str) -> None:
+    run.train(
+        "checkpointing.enabled=true",
+        "checkpointing.save_period=2",
+        "checkpointing.keep_top_k=1",
+        f"checkpointing.metric_name={metric}",
+        "sft.max_num_steps=8",
+        "sft.val_period=2",
+        # Large enough to overshoot, so that the best is not the last.
+        "policy.optimizer.kwargs.lr=0.3",
+    )
+    series = run.metrics[{"val:val_loss": "validation/loss", "train:loss": "train/loss"}[metric]]
+    saved = {step: series[str(step)] for step in (2, 4, 6, 8)}
+    best = min(saved, key=lambda step: saved[step])
+    assert best != 8
+    assert kept(run.folder) == sorted({best, 8})
