@@ -50,7 +50,7 @@ def of_pair_check(verdict: SuiteVerdict, pair: PairVerdict, check: PairCheckVerd
     form = pair_form(check.expression)
     history = history_of(verdict, pair.arms.get(form.left[0], ""), [form.left[1]]) if form else None
     return Evidence(
-        change=_arm_change(verdict, pair, check, form) if form else "",
+        change=_arm_change(verdict, pair, check, form) if form and form.function == "ratio" else "",
         effect=check.effect,
         limit=check.limit,
         nights=[night.value for night in history.nights] if history else (),

@@ -73,6 +73,12 @@ def health_flags(runs: Sequence[RunVerdict]) -> list[tuple[str, str]]:
     ]
 
 
+def notes_of(verdict: SuiteVerdict, pair: PairVerdict) -> list[str]:
+    """A pair's notes less those that only repeat the flags of its runs."""
+    flags = {flag for run in verdict.runs if run.case in pair.arms.values() for flag in run.health}
+    return [note for note in pair.notes if not any(note.endswith(f": {flag}") for flag in flags)]
+
+
 def case_anchor(case: str) -> str:
     """Where a page shows a case: its runs, its checks, its history."""
     return _anchor("case", case)

@@ -19,7 +19,7 @@ from rich.text import Text
 from lora_suite.judge.verdict import PairCheckVerdict, PairVerdict, RunVerdict, State, SuiteVerdict, worst
 from lora_suite.report.evidence import Evidence, measured_runs
 from lora_suite.report.glyphs import encodable, in_ascii, interval_bar, sparkline
-from lora_suite.report.problems import Problem, health_flags, problems, short_name
+from lora_suite.report.problems import Problem, health_flags, notes_of, problems, short_name
 from lora_suite.report.words import count, detects, duration, interval, outcome, shortened
 
 # Lines that a verdict may take on a terminal, and those that problems get however long the tables are.
@@ -206,7 +206,7 @@ def _problem_text(problem: Problem, message: str) -> Text:
 
 
 def _notes(verdict: SuiteVerdict, *, terminal: bool) -> list[Text]:
-    notes = [f"note: {pair.name}: {note}" for pair in verdict.pairs for note in pair.notes]
+    notes = [f"note: {pair.name}: {note}" for pair in verdict.pairs for note in notes_of(verdict, pair)]
     notes += [f"note: {each.case}: {each.metric}: {each.alert}" for each in verdict.history if each.alert]
     flags = [f"{place}: {flag}" for place, flag in health_flags(verdict.runs)]
     if terminal and len(flags) > 1:

@@ -3,31 +3,44 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from hypothesis import strategies as st
 
-from lora_suite.judge import verdict as model
 from lora_suite.judge.verdict import Model, SuiteVerdict
 
-_FINITE = st.floats(allow_nan=False, allow_infinity=False)
 _WORDS = ("full", "lora", "train/loss", "timing/train/step_time", "ray/node.0.gpu.0.mem_gb", "optimizer")
 _CHECK = 'ratio(lora["timing/train/step_time"], full["timing/train/step_time"]) < 2.0'
-_TEXT = st.sampled_from([*_WORDS, _CHECK]) | st.text(max_size=12)
+_PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    str: st.sampled_from([*_WORDS, _CHECK]) | st.text(max_size=8),
+    int: st.integers(-2, 40),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    bool: st.booleans(),
+    NoneType: st.none(),
+}
+_MOST_ITEMS = 4
 
 
 def any_verdict() -> st.SearchStrategy[SuiteVerdict]:
     """Suite verdicts of every shape, with texts that the code looks for among their texts."""
-    st.register_type_strategy(float, _FINITE)
-    st.register_type_strategy(int, st.integers(-2, 40))
-    st.register_type_strategy(str, _TEXT)
-    for name, part in inspect.getmembers(sys.modules[model.__name__], inspect.isclass):
-        if issubclass(part, Model) and name != "Model":
-            st.register_type_strategy(part, _part)
-    return st.from_type(SuiteVerdict)
+    return _values(SuiteVerdict)
 
 
-def _part(kind: type[Model]) -> st.SearchStrategy[Model]:
-    fields = {name: st.from_type(field.annotation) for name, field in kind.model_fields.items()}
-    return st.builds(kind, **fields)
+@cache
+def _values(kind: Any) -> st.SearchStrategy[Any]:
+    """Values that a field of this type may have."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if origin is Literal:
+        return st.sampled_from(inner)
+    if origin in (Union, UnionType):
+        return st.one_of(*map(_values, inner))
+    if origin is list:
+        return st.lists(_values(inner[0]), max_size=_MOST_ITEMS)
+    if origin is dict:
+        return st.dictionaries(*map(_values, inner), max_size=_MOST_ITEMS)
+    assert issubclass(kind, Model), kind
+    return st.builds(kind, **{name: _values(field.annotation) for name, field in kind.model_fields.items()})

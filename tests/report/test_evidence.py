@@ -74,6 +74,12 @@ def test_curves_have_no_before_and_after():
     assert evidence(verdict).change == ""
 
 
+def test_a_ratio_of_tails_is_none_of_typical_steps():
+    verdict = arms(full=0.1, lora=0.25)
+    verdict.pairs[0].checks[0].expression = RATIO.replace("ratio(", "tail_ratio(")
+    assert evidence(verdict).change == ""
+
+
 def test_nights_are_those_of_the_arm_that_is_measured():
     verdict = arms(full=0.1, lora=0.25)
     verdict.history = [

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import HealthCheck, Phase, given, settings
 
 from lora_suite.cli import main
 from lora_suite.cli.report import report
 from lora_suite.report import github, junit, markdown, page
 from lora_suite.report.formats import FORMATS, plain_text, store
+from tests.report.any_verdict import any_verdict
 from tests.report.helpers import suite
 from tests.report.nights import night
+from tests.report.page.reader import Reader
 
 
 @pytest.fixture
@@ -118,3 +121,11 @@ def test_half_a_character_in_a_log_stops_no_report(tmp_path):
     verdict.runs[0].message = "crashed: \ud800\n  \udfff"
     store(verdict, tmp_path)
     assert "crashed: ?" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+# Shrinking a whole verdict takes minutes: what fails is shown as it was found.
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@given(any_verdict())
+def test_any_verdict_has_every_report(verdict):
+    assert Reader(page.render(verdict)).problems == []
+    assert all(form.render(verdict) is not None for form in FORMATS.values())

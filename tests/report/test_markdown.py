@@ -96,7 +96,7 @@ def test_nothing_in_a_name_or_message_becomes_markup_or_calls_somebody():
     assert [len(cells) for cells in rows(text)] == [5]
 
 
-@pytest.mark.parametrize("length", [10, 100_000])
+@pytest.mark.parametrize("length", [10, 20_000])
 def test_it_fits_a_comment(length):
     message = "x" * length + "\n" + "\n".join("  log " + "y" * length for _ in range(300))
     verdict = broken(40, message)

@@ -228,6 +228,12 @@ class TestEvidence:
         assert flagged == [f"note: {CASES[0]} run 1-4: throttled (and 7 more in verdict.json)"]
         assert len([line for line in lines(verdict, terminal=False) if "run 1-4: shared" in line]) == 4
 
+    def test_flags_that_a_pair_repeats_are_told_once(self):
+        verdict = suite(pairs=[pair(notes=["full run 1: throttled", "judged on 3 of 4 repeats"])])
+        verdict.runs[0].health = ["throttled"]
+        told = [line for line in lines(verdict, 160) if line.startswith("note")]
+        assert told == ["note: fsdp2: judged on 3 of 4 repeats", f"note: {CASES[0]} run 1: throttled"]
+
     def test_a_run_that_warms_the_machine_is_in_no_figure(self):
         verdict = suite()
         verdict.runs.insert(0, run(CASES[0], 0, summary={"median_step_time": 99.0}))

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from lora_suite.report.page.axis import Axis, Tick, bounds_text, value_range, widened
-from lora_suite.report.words import count, figure, signed
+from lora_suite.report.words import count, figure
 
 # The size of a chart in CSS px: as drawn on a phone, where text must not be scaled down.
 WIDTH = 350
@@ -235,12 +236,18 @@ def waterfall_chart(
         left, right = sorted((levels[row - 1], levels[row]))
         style = "slower" if delta > 0 else "faster"
         width = max(x(right) - x(left), 1.0)
-        bars.append(Bar(style, x(left), _TOP + _ROW * row, round(width, 1), name, signed(delta)))
+        bars.append(Bar(style, x(left), _TOP + _ROW * row, round(width, 1), name, _delta(delta, most)))
     last_row = _TOP + _ROW * (len(deltas) + 1)
     bars.append(Bar("total", x(0), last_row, x(end) - x(0), after, f"{figure(end)} s"))
-    told = ", ".join(f"{name} {signed(delta)} s" for name, delta in deltas)
+    told = ", ".join(f"{name} {_delta(delta, most)} s" for name, delta in deltas)
     description = f"{title}: {before} {figure(start)} s, {told}, {after} {figure(end)} s"
     return Chart(title, height, x, y, x.ticks(3), [], bars=bars, description=description)
+
+
+def _delta(delta: float, whole: float) -> str:
+    """A difference to a thousandth of the whole's leading digit, so that what is nothing reads as nothing."""
+    places = max(0, 3 - math.floor(math.log10(whole))) if whole > 0 else 0
+    return f"{round(delta, places) + 0.0:+.{places}f}"
 
 
 def _slope(name: str, style: str, slope: float, x: Axis, y: Axis) -> Rule | None:

@@ -28,7 +28,7 @@ from lora_suite.report.page.charts import (
     waterfall_chart,
 )
 from lora_suite.report.page.series import TOTALS, curves_of, memory_metric
-from lora_suite.report.problems import check_anchor, pair_anchor, short_name
+from lora_suite.report.problems import check_anchor, notes_of, pair_anchor, short_name
 from lora_suite.report.words import shortened, unit
 
 
@@ -57,6 +57,7 @@ class PairView:
     verdict: PairVerdict
     checks: Sequence[PairCheckView]
     cause: str
+    notes: Sequence[str]
     charts: Sequence[Chart]
 
     def state_of(self, check: PairCheckVerdict) -> State:
@@ -82,6 +83,7 @@ def pair_view(verdict: SuiteVerdict, pair: PairVerdict) -> PairView:
             for check in pair.checks
         ],
         cause=cause(pair.attribution) if pair.attribution else "",
+        notes=notes_of(verdict, pair),
         charts=[chart for chart in _arm_charts(pair, arms) if chart is not None],
     )
 
@@ -90,7 +92,9 @@ def _effect_chart(check: PairCheckVerdict) -> Chart | None:
     effect = check.effect
     if effect is None:
         return None
-    title = f"{'/'.join(_arms(check))} and its {100 * effect.confidence:g} % interval"
+    form = pair_form(check.expression)
+    function = f"{form.function} of " if form and form.function != "ratio" else ""
+    title = f"{function}{'/'.join(_arms(check))} and its {100 * effect.confidence:g} % interval"
     return effect_chart(title, effect.estimate, effect.low, effect.high, effect.ratios, check.limit)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_suite.report.page.axis import Axis, round_step, value_range
+from lora_suite.report.page.axis import Axis, round_step, value_range, widened
 
 FINITE = st.floats(min_value=-1e12, max_value=1e12, allow_nan=False)
 
@@ -49,12 +49,11 @@ def test_a_long_logarithmic_axis_has_powers_of_ten():
 
 @given(FINITE, st.floats(min_value=1e-9, max_value=1e12))
 def test_ticks_lie_on_the_axis_and_are_few(first, length):
-    last = first + length
-    if last > first:
-        axis = Axis("", first, last, 0, 100)
-        ticks = axis.ticks(4)
-        assert len(ticks) <= 6
-        assert all(0 <= tick.position <= 100 for tick in ticks)
+    # As long, against its values, as `widened` makes it.
+    first, last = widened(first, first + length, 0.0)
+    ticks = Axis("", first, last, 0, 100).ticks(4)
+    assert 1 <= len(ticks) <= 6
+    assert all(0 <= tick.position <= 100 for tick in ticks)
 
 
 def test_a_value_far_beyond_the_others_does_not_shape_the_axis():

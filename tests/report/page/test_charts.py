@@ -141,7 +141,7 @@ class TestWaterfall:
         chart = waterfall_chart("t", "full", "lora", self.PHASES)
         start, data, forward, optimizer, end = chart.bars
         assert (start.name, start.figure, end.name, end.figure) == ("full", "10 s", "lora", "11.5 s")
-        assert [bar.figure for bar in (data, forward, optimizer)] == ["+0", "-1", "+2.5"]
+        assert [bar.figure for bar in (data, forward, optimizer)] == ["+0.00", "-1.00", "+2.50"]
         assert [bar.style for bar in (forward, optimizer)] == ["faster", "slower"]
         # Forward ends where optimizer begins, and optimizer ends where the total of lora does.
         assert forward.x == pytest.approx(optimizer.x, abs=0.11)
@@ -151,8 +151,13 @@ class TestWaterfall:
     def test_in_words(self):
         chart = waterfall_chart("Phases", "full", "lora", self.PHASES)
         assert (
-            chart.description == "Phases: full 10 s, data +0 s, forward -1 s, optimizer +2.5 s, lora 11.5 s"
+            chart.description
+            == "Phases: full 10 s, data +0.00 s, forward -1.00 s, optimizer +2.50 s, lora 11.5 s"
         )
+
+    def test_a_phase_that_takes_nothing_reads_as_nothing(self):
+        chart = waterfall_chart("t", "a", "b", [("data", 3e-6, 1e-6), ("forward", 0.12, 0.1455)])
+        assert [bar.figure for bar in chart.bars[1:3]] == ["+0.0000", "+0.0255"]
 
     def test_nothing_is_no_chart(self):
         assert waterfall_chart("t", "a", "b", []) is None

@@ -9,12 +9,10 @@ import json
 import re
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 
 from lora_suite.judge.verdict import CaseHistory, PairCheckVerdict, Points, SuiteVerdict
 from lora_suite.report.page import render
 from lora_suite.report.problems import problems
-from tests.report.any_verdict import any_verdict
 from tests.report.helpers import CASES, RATIO, check, curves, pair, run, suite
 from tests.report.nights import night
 from tests.report.page.reader import Reader
@@ -198,13 +196,6 @@ def test_thirty_cases_are_far_below_six_megabytes():
     page = render(night(pairs=15))
     assert len(set(re.findall(r'id="(case-[^"]+)"', page))) == 30
     assert len(page.encode()) < 2_000_000
-
-
-# Shrinking a whole verdict takes minutes: what fails is shown as it was found.
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
-@given(any_verdict())
-def test_any_verdict_has_a_page(verdict):
-    assert Reader(render(verdict)).problems == []
 
 
 def test_the_limit_is_drawn_where_a_ratio_has_one(full):
