@@ -14,7 +14,7 @@ from lora_suite.cli.common import leave
 @click.option("--full", is_flag=True, help="More situations and more seeds: minutes in place of a minute.")
 @click.option(
     "--data",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     envvar="LORA_SUITE_DATA",
     show_envvar=True,
     help="Folder with recorded trainings (docs/statistics.md says which); without it their rows are skipped.",

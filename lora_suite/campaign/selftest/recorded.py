@@ -48,8 +48,10 @@ _WINDOW = 4
 def recorded_rows(data: Path | None) -> list[Row]:
     """The rows on recordings in a folder; rows that say why, where there are none.
 
-    Raises ConfigError for a recording that is not what it should be.
+    Raises ConfigError for a folder that is not there and a recording that is not what it should be.
     """
+    if data is not None and not data.is_dir():
+        raise ConfigError(f"{data}: no such folder; name one with recordings (--data, LORA_SUITE_DATA)")
     rows: list[Row] = []
     for folder, what, make in (
         (MLPERF, "MLPerf 5.1 LoRA logs, 1 % slower", _mlperf),

@@ -173,4 +173,6 @@ def test_the_command_passes_its_options_on(monkeypatch, tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_wrong_input():
-    assert CliRunner().invoke(main, ["selftest", "--data", "/nowhere/at/all"]).exit_code == 2
+    result = CliRunner().invoke(main, ["selftest", "--data", "/nowhere/at/all"])
+    assert result.exit_code == 2
+    assert "error: /nowhere/at/all: no such folder" in result.output
