@@ -104,6 +104,7 @@ class DTensorLora(Block):
     use_triton: bool
     implementation: Literal["native", "peft"]
     adapter: str | None
+    min_layer_coverage: Annotated[float, Field(ge=0, le=1)]
 
 
 class MegatronLora(Block):
@@ -122,6 +123,7 @@ class MegatronLora(Block):
     lora_dtype: Literal["float32", "bfloat16", "float16", "float64"] | None
     fused: bool
     adapter: str | None
+    min_layer_coverage: Annotated[float, Field(ge=0, le=1)]
 
 
 class DTensor(Block):

@@ -17,6 +17,14 @@ A_GRADIENTS_STEP2 = "a_gradients_step2"
 FROZEN_UNCHANGED = "frozen_unchanged"
 REPLICAS_EQUAL = "replicas_equal"
 ADAPTERS_MOVED = "adapters_moved"
+LAYER_COVERAGE = "layer_coverage"
+ADAPTERS_RESUMED = "adapters_resumed"
+ADAPTERS_FINITE = "adapters_finite"
+ADAPTER_GROWTH = "adapter_growth"
+ONLY_ADAPTERS_TRAIN = "only_adapters_train"
+ADAPTER_FORMULA = "adapter_formula"
+DROPOUT_APPLIED = "dropout_applied"
+INVARIANTS_COST = "invariants_cost"
 
 REQUIRED_INVARIANTS = (
     TRAINABLE_PARAMS,
@@ -26,6 +34,14 @@ REQUIRED_INVARIANTS = (
     FROZEN_UNCHANGED,
     REPLICAS_EQUAL,
     ADAPTERS_MOVED,
+    LAYER_COVERAGE,
+    ADAPTERS_RESUMED,
+    ADAPTERS_FINITE,
+    ADAPTER_GROWTH,
+    ONLY_ADAPTERS_TRAIN,
+    ADAPTER_FORMULA,
+    DROPOUT_APPLIED,
+    INVARIANTS_COST,
 )
 
 _ELSEWHERE = "not measured in an external run"

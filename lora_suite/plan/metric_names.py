@@ -28,6 +28,7 @@ VALIDATION_LOSS = "validation/loss"
 TOTAL_STEP_TIME = "timing/train/total_step_time"
 STEP_TIME = "timing/train/step_time"
 FLOOR_RATIO = "performance/floor_ratio"
+INVARIANTS_TIME = "timing/train/invariants"
 PHASES = ("data", "forward_backward", "grad_sync", "optimizer", "validation", "checkpointing")
 
 CATALOG: tuple[MetricName, ...] = (
@@ -41,6 +42,7 @@ CATALOG: tuple[MetricName, ...] = (
     *(MetricName(f"timing/train/{phase}", "s", f"{phase} phase of the step") for phase in PHASES),
     MetricName("data/truncated", "rows", "rows cut at the longest length, of those that the run looked at"),
     MetricName("data/dropped_no_target", "rows", "rows of these that had nothing left to learn"),
+    MetricName(INVARIANTS_TIME, "s", "spent on LoRA invariants beside the step; no phase of it"),
     MetricName("performance/slots_per_sec_per_gpu", "1/s", "padded token slots"),
     MetricName("performance/tokens_per_sec_per_gpu", "1/s", "tokens that are not padding"),
     MetricName("performance/supervised_tokens_per_sec_per_gpu", "1/s", "tokens that carry loss"),

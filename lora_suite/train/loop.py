@@ -15,6 +15,7 @@ from torch.profiler import record_function
 from lora_suite.config import ConfigError
 from lora_suite.config.schema import Recipe
 from lora_suite.launch.traces import PHASE_RANGE
+from lora_suite.plan.metric_names import INVARIANTS_TIME
 from lora_suite.train.backends.base import Backend
 from lora_suite.train.batch import MicroBatch
 from lora_suite.train.checkpoint import Checkpoints, Meta, layout_of, lora_of, metric_of
@@ -92,7 +93,8 @@ class Trainer:
             self.step = step
             self._train_step(step)
         if self._checks is not None:
-            self._checks.after_training(self.step)
+            batch = self._on_device(self._data.steps[self.step - 1], self._data.slicing)
+            self._checks.after_training(self.step, batch[:1])
 
     def repeat_last_step(self) -> None:
         """Make the last step again, with its batch, after the training: nothing of it is reported."""
@@ -226,7 +228,8 @@ class Trainer:
     def _lora_metrics(self) -> dict[str, float]:
         if self._checks is None:
             return {}
-        return {"lora/grad_coverage": self._checks.coverage, **self._lora_facts}
+        seconds = self._checks.take_seconds(self._timer.seconds)
+        return {"lora/grad_coverage": self._checks.coverage, INVARIANTS_TIME: seconds, **self._lora_facts}
 
     # -- beside the step ------------------------------------------------------------------------------------
 
@@ -260,6 +263,7 @@ class Trainer:
             "backend": self._backend.state_dict(),
             "random": random_state(self._topology.device),
             "frozen": self._checks.frozen_before if self._checks is not None else "",
+            "adapters": self._checks.adapters_fingerprint if self._checks is not None else "",
         }
         self._checkpoints.save(meta, state)
 

@@ -118,12 +118,17 @@ class Program:
             done, state = _continue(recipe, backend, data, checkpoints)
         checks = None
         if backend.bank is not None:
+            known = blueprint.model is not None
             checks = InvariantChecks(
                 backend,
                 backend.bank,
-                expected=blueprint.trainable_params if blueprint.model is not None else None,
+                expected=blueprint.trainable_params if known else None,
                 first_step=done + 1,
                 frozen_before=state.get("frozen"),
+                layer_coverage=blueprint.layer_coverage if known else None,
+                least_coverage=recipe.policy.lora.min_layer_coverage,
+                dropout=recipe.policy.lora.dropout,
+                saved_adapters=state.get("adapters"),
             )
         return Parts(blueprint, data, backend, checkpoints, checks, done)
 

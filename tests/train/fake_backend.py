@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from lora_suite.blueprint import Blueprint
 from lora_suite.config.schema import Recipe
+from lora_suite.train.backends.dtensor.linear import LoraLinear
 from lora_suite.train.batch import IGNORED, MicroBatch
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.bank import AdapterBank
@@ -37,14 +38,9 @@ class TinyModel(nn.Module):
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.2)
-        self.adapter: Adapter | None = None
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = self.embedding(tokens)
-        out = self.linear(hidden)
-        if self.adapter is not None and self.adapter.enabled:
-            out = out + self.adapter(hidden)
-        logits: torch.Tensor = self.head(torch.tanh(out))
+        logits: torch.Tensor = self.head(torch.tanh(self.linear(self.embedding(tokens))))
         return logits
 
 
@@ -75,10 +71,10 @@ class FakeBackend:
             self.model.requires_grad_(False)
             spec = LoraSpec.from_config(lora, recipe.sft.seed)
             adapter = Adapter("linear", WIDTH, WIDTH, spec)
+            LoraLinear.adapt(self.model.linear, adapter)
             dead = [Adapter("dead", WIDTH, WIDTH, spec)] if dead_adapter else []
             self.bank = AdapterBank([adapter, *dead], self.topology, dtype)
             self.bank.build_optimizer(recipe.policy.optimizer)
-            self.model.adapter = adapter
         self.trained = [each for each in self.model.parameters() if each.requires_grad]
         if self.bank is None:
             kwargs = recipe.policy.optimizer.kwargs

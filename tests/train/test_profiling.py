@@ -29,7 +29,8 @@ def test_a_profiled_run_trains_as_any_other_and_leaves_a_trace_of_its_phases(
     for name in ("train/loss", "train/grad_norm", "train/lr"):
         assert profiled.metrics[name] == plain.metrics[name]
     assert profiled.record.steps_done == 4
-    assert profiled.record.invariants == plain.record.invariants
+    ours, theirs = ({each.name: each.ok for each in run.record.invariants} for run in (profiled, plain))
+    assert ours == theirs
     states = [torch.load(run.folder / "ckpts" / "step_4" / "rank_0.pt") for run in (plain, profiled)]
     factors = [state["backend"]["factors"] for state in states]
     assert factors[0].keys() == factors[1].keys()

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from lora_suite.train.batch import MicroBatch
 from lora_suite.train.lora.bank import AdapterBank
@@ -28,6 +29,11 @@ class Backend(Protocol):
 
     bank: the adapters, or None for full SFT. Every rank calls every method, in the same order.
     """
+
+    @property
+    def model(self) -> nn.Module:
+        """This rank's part of the model."""
+        ...
 
     topology: Topology
     bank: AdapterBank | None

@@ -2,14 +2,17 @@
 """What must hold in every LoRA training, whatever its loss does: measured here, judged by the suite.
 
 A dead adapter, a frozen weight that moves, or ranks that drift apart can all hide behind a falling loss.
-Everything here runs outside the timed phases, except the launch of one multi-tensor norm in steps 1 and 2.
+Everything here runs outside the timed phases, except the launch of one multi-tensor norm in steps 1 and 2;
+what it costs is measured, too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -18,19 +21,31 @@ from lora_suite.train.backends.base import Backend
 from lora_suite.train.batch import MicroBatch
 from lora_suite.train.collect import gather
 from lora_suite.train.lora.bank import AdapterBank
+from lora_suite.train.lora.growth import MOST_GROWTH, Growth
+from lora_suite.train.lora.probes import drawn_b, dropout_effect, scale_found
+from lora_suite.train.models.fingerprint import fingerprint
 
 # Two forward passes over the same numbers; only the order of sums in a fused kernel may differ.
 _LOSS_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 _LOSS_TOLERANCE_HALF = 5e-3
 _NAMED = 5
+# By how much what an adapter adds may miss its formula: a scale that is applied twice or not at all is off by
+# a factor of 2 and more; bfloat16 moves the least-squares factor by less than a percent.
+_SCALE_TOLERANCE = 0.05
+# Other masks must move the loss by more than this many times the noise of a repeated pass.
+_ABOVE_NOISE = 10.0
+# Share of the steps' time that all of this may take.
+_MOST_COST = 0.01
 
 
 class InvariantChecks:
     """Watches one LoRA training. Every rank makes every call, in the same order.
 
-    expected: trainable parameters by the formula, or None where the model's shape is not known. first_step:
-    1, or where a resumed training goes on. frozen_before: fingerprint of this rank's frozen weights when the
-    training first started (None: take it now).
+    expected: trainable parameters by the formula, and layer_coverage: share of the layers with an adapter, at
+    least least_coverage; None where the model's shape is not known. first_step: 1, or where a resumed
+    training goes on. frozen_before: fingerprint of this rank's frozen weights when the training first started
+    (None: take it now). dropout: the recipe's. saved_adapters: `adapters_fingerprint` when the checkpoint was
+    written.
     """
 
     def __init__(
@@ -40,11 +55,17 @@ class InvariantChecks:
         expected: int | None,
         first_step: int,
         frozen_before: str | None,
+        *,
+        layer_coverage: float | None = None,
+        least_coverage: float = 0.0,
+        dropout: float = 0.0,
+        saved_adapters: str | None = None,
     ) -> None:
         self._backend = backend
         self._bank = bank
         self._topology = backend.topology
         self._first_step = first_step
+        self._dropout = dropout
         self._master_before = bank.master.clone()
         self.frozen_before = frozen_before if frozen_before is not None else backend.frozen_fingerprint()
         # The factor beside one that starts at zero gets its first gradient one step later.
@@ -53,17 +74,39 @@ class InvariantChecks:
         self._largest: torch.Tensor | None = None
         self._received: set[str] = set()
         self._base_loss: float | None = None
+        self._growth = Growth(bank)
+        self._seconds = self._spent = self._steps_took = 0.0
         self._results: dict[str, Invariant] = {}
         every_name = gather(self._topology, [adapter.name for adapter in bank.adapters])
         self.names = sorted({name for names in every_name for name in names})
         self.coverage = 0.0
         self.trainable = backend.trainable_parameters()
         self._check_count(expected)
+        self._check_layers(layer_coverage, least_coverage)
+        self._check_resumed(saved_adapters)
 
     @property
     def results(self) -> list[Invariant]:
         """Everything measured so far; equal on all ranks."""
         return list(self._results.values())
+
+    @property
+    def adapters_fingerprint(self) -> str:
+        """Hash of this rank's adapters, as they are kept and as the model multiplies with them."""
+        return fingerprint([("master", self._bank.master), ("compute", self._bank.compute)])
+
+    def take_seconds(self, step_seconds: float) -> float:
+        """Seconds that this has taken since it was last asked, that is in a step of `step_seconds`."""
+        seconds, self._seconds = self._seconds, 0.0
+        self._spent += seconds
+        self._steps_took += step_seconds
+        return seconds
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - began
 
     def before_first_step(self, batches: Sequence[MicroBatch], tokens: int, b_is_zero: bool) -> None:
         """Compare the first batch's loss with adapters on and off; does nothing in a resumed training."""
@@ -81,13 +124,19 @@ class InvariantChecks:
     def after_backward(self, step: int) -> None:
         """Note which factors have a gradient; launches work, waits for nothing."""
         if step <= 2 or step == self._first_step:
-            self._largest = self._bank.largest(self._bank.gradient)
+            with self._timed():
+                self._largest = self._bank.largest(self._bank.gradient)
 
     def after_step(self, step: int, loss: float, loss_is_comparable: bool) -> None:
-        """Evaluate what `after_backward` noted, and the loss of step 1.
+        """Look at the adapters' norms, evaluate what `after_backward` noted, and the loss of step 1.
 
         loss_is_comparable: the training loss has no dropout in it.
         """
+        with self._timed():
+            self._growth.after_step(step)
+            self._after_first_steps(step, loss, loss_is_comparable)
+
+    def _after_first_steps(self, step: int, loss: float, loss_is_comparable: bool) -> None:
         if step == 1 and self._base_loss is not None and loss_is_comparable:
             self._compare_losses("step1_loss_equals_base", loss, "in training")
         if self._largest is None:
@@ -100,13 +149,22 @@ class InvariantChecks:
             self._check_gradients(self._due[step], step)
         self._update_coverage()
 
-    def after_training(self, steps_done: int) -> None:
-        """Look at the end state: what moved, what must not have, and whether replicas agree."""
+    def after_training(self, steps_done: int, batches: Sequence[MicroBatch]) -> None:
+        """Look at the end state: what moved, what must not have, whether replicas agree, what adapters do.
+
+        batches: of this rank, to ask the model with. Leaves gradients behind, but no changed adapter.
+        """
         if steps_done < self._first_step:
             return
         self._check_moved(steps_done)
+        self._check_growth()
         self._check_frozen()
+        self._check_alone()
         self._check_replicas()
+        with drawn_b(self._bank):
+            self._check_formula(batches)
+            self._check_dropout(batches)
+        self._check_cost()
 
     # -- the single checks ----------------------------------------------------------------------------------
 
@@ -116,6 +174,84 @@ class InvariantChecks:
             self._record("trainable_params", None, f"{counted}; the model's shape is not known beforehand")
         else:
             self._record("trainable_params", counted == expected, f"{counted}, by the formula {expected}")
+
+    def _check_layers(self, coverage: float | None, least: float) -> None:
+        if coverage is None:
+            self._record("layer_coverage", None, "the model's shape is not known beforehand")
+            return
+        text = f"{coverage:.0%} of the layers have an adapter, at least {least:.0%} are asked for"
+        self._record("layer_coverage", coverage >= least, text)
+
+    def _check_resumed(self, saved: str | None) -> None:
+        """Adapters of a checkpoint may be loaded and then wrapped anew, or stay beside the model."""
+        if self._first_step == 1:
+            self._record("adapters_resumed", True, "no checkpoint is continued")
+            return
+        pairs = gather(self._topology, (saved, self.adapters_fingerprint))
+        if any(before is None for before, _ in pairs):
+            self._record("adapters_resumed", None, "the checkpoint does not say what its adapters were")
+            return
+        lost = [f"rank {rank}" for rank, (before, now) in enumerate(pairs) if before != now]
+        message = f"not the checkpoint's on {_some(lost)}" if lost else "every bit as in the checkpoint"
+        self._record("adapters_resumed", not lost, message)
+
+    def _check_growth(self) -> None:
+        """Judge what was seen step by step: of each adapter the first step at which it was so."""
+        for name, seen, message in (
+            ("adapters_finite", self._growth.broken, "every adapter was finite after every step"),
+            (
+                "adapter_growth",
+                self._growth.grown,
+                f"no adapter grew more than {MOST_GROWTH:g} times in a step",
+            ),
+        ):
+            self._record_missing(
+                name, [f"{adapter} at step {step}" for adapter, step in seen.items()], message
+            )
+
+    def _check_alone(self) -> None:
+        """What else trains would cost its gradient, and move."""
+        ours = {id(parameter) for parameter in self._bank.parameters()}
+        named = self._backend.model.named_parameters()
+        others = [name for name, each in named if each.requires_grad and id(each) not in ours]
+        self._record_missing("only_adapters_train", others, "no other weight asks for a gradient")
+
+    def _check_formula(self, batches: Sequence[MicroBatch]) -> None:
+        found = scale_found(self._backend, self._bank, batches)
+        wrong = [
+            f"{name} adds {multiple:.3g} times what it should"
+            for name, multiple in found.items()
+            if not abs(multiple - 1.0) <= _SCALE_TOLERANCE
+        ]
+        asked = sum(gather(self._topology, len(found)))
+        if not asked:
+            self._record("adapter_formula", None, "no adapted linear is computed by itself")
+            return
+        message = f"what linears add is (alpha / rank)·x·Aᵀ·Bᵀ, asked {asked} times"
+        self._record_missing("adapter_formula", wrong, message)
+
+    def _check_dropout(self, batches: Sequence[MicroBatch]) -> None:
+        if self._dropout == 0.0:
+            self._record("dropout_applied", True, "the recipe has none")
+            return
+        noise, effect = dropout_effect(self._backend, self._bank, batches)
+        self._bank.gradient.zero_()
+        text = f"other masks change the loss by {effect:.3g}, the same masks by {noise:.3g}"
+        self._record("dropout_applied", effect > _ABOVE_NOISE * noise, text)
+
+    def _check_cost(self) -> None:
+        """On a CPU that other programs share a pause anywhere would count, so there it is told, not held."""
+        if self._steps_took == 0.0:
+            self._record("invariants_cost", None, "no step was timed")
+            return
+        share = self._spent / self._steps_took
+        on_gpu = self._topology.device.type == "cuda"
+        limit = f"at most {_MOST_COST:.0%}" if on_gpu else "no limit on a CPU"
+        self._record(
+            "invariants_cost",
+            share <= _MOST_COST or not on_gpu,
+            f"{share:.2%} of the steps' time ({limit}), besides what is asked before and after them",
+        )
 
     def _mean_loss(self, total: torch.Tensor, tokens: int) -> float:
         return float(self._topology.dp.sum(total.detach().double().clone())) / tokens

@@ -22,7 +22,9 @@ def arms_on_this_rank(settings):
         backend = setting.build()
         dp, bank = backend.topology.dp, backend.bank
         first = {slot.key: bank.master[slot.start : slot.stop].clone() for slot in bank.slots}
-        checks = InvariantChecks(backend, bank, expected=16384, first_step=1, frozen_before=None)
+        checks = InvariantChecks(
+            backend, bank, expected=16384, first_step=1, frozen_before=None, layer_coverage=1.0
+        )
         batches = share(rows(), dp.index, dp.size, 1)
         checks.before_first_step(batches, supervised(rows()), b_is_zero=True)
         losses, norms = [], []
@@ -34,7 +36,8 @@ def arms_on_this_rank(settings):
             backend.optimizer_step(2e-3)
             losses.append(dp.sum(loss.clone()).item() / supervised(rows()))
             checks.after_step(step, losses[-1], loss_is_comparable=True)
-        checks.after_training(STEPS)
+            checks.take_seconds(1.0)
+        checks.after_training(STEPS, batches)
         arms.append(
             {
                 "losses": losses,

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 
+from lora_suite.judge.invariants import REQUIRED_INVARIANTS
 from lora_suite.train.batch import MicroBatch
 from lora_suite.train.collect import gather
 from lora_suite.train.lora import invariants as module
@@ -21,9 +23,12 @@ BATCHES = [MicroBatch(TOKENS, torch.tensor([[66, 67, 68, -100]]))]
 SUPERVISED = 3
 
 
-def checks_of(backend: FakeBackend, expected: int | None = 384, first_step: int = 1) -> InvariantChecks:
+def checks_of(
+    backend: FakeBackend, expected: int | None = 384, first_step: int = 1, **more: Any
+) -> InvariantChecks:
     assert backend.bank is not None
-    return InvariantChecks(backend, backend.bank, expected, first_step, frozen_before=None)
+    more = {"layer_coverage": 1.0, **more}
+    return InvariantChecks(backend, backend.bank, expected, first_step, frozen_before=None, **more)
 
 
 def make_step(backend: FakeBackend, checks: InvariantChecks, step: int) -> None:
@@ -32,6 +37,7 @@ def make_step(backend: FakeBackend, checks: InvariantChecks, step: int) -> None:
     checks.after_backward(step)
     backend.optimizer_step(0.01)
     checks.after_step(step, float(loss) / SUPERVISED, loss_is_comparable=True)
+    checks.take_seconds(1.0)
 
 
 def train(
@@ -43,14 +49,16 @@ def train(
     dead_adapter: bool = False,
 ) -> dict[str, bool | None]:
     """Verdicts of a training of a few steps; `spoil` before the first, `after` behind the last."""
-    backend = FakeBackend(small_recipe(LORA, *overrides), dead_adapter)
+    recipe = small_recipe(LORA, *overrides)
+    backend = FakeBackend(recipe, dead_adapter)
     spoil(backend)
-    checks = checks_of(backend, expected=backend.trainable_parameters())
+    dropout = recipe.policy.lora.dropout
+    checks = checks_of(backend, expected=backend.trainable_parameters(), dropout=dropout)
     checks.before_first_step(BATCHES, SUPERVISED, b_is_zero=True)
     for step in range(1, steps + 1):
         make_step(backend, checks, step)
     after(backend)
-    checks.after_training(steps)
+    checks.after_training(steps, BATCHES)
     return {each.name: each.ok for each in checks.results}
 
 
@@ -62,13 +70,22 @@ def test_a_sound_training_is_green_in_everything() -> None:
     verdicts = train()
     assert list(verdicts) == [
         "trainable_params",
+        "layer_coverage",
+        "adapters_resumed",
         "step1_loss_equals_base",
         "b_gradients_step1",
         "a_gradients_step2",
         "adapters_moved",
+        "adapters_finite",
+        "adapter_growth",
         "frozen_unchanged",
+        "only_adapters_train",
         "replicas_equal",
+        "adapter_formula",
+        "dropout_applied",
+        "invariants_cost",
     ]
+    assert set(verdicts) == set(REQUIRED_INVARIANTS)
     assert red(verdicts) == []
 
 
@@ -87,10 +104,10 @@ def test_an_adapter_that_the_model_never_calls_gets_no_gradient() -> None:
 
 
 def test_an_a_without_gradient_is_seen_at_step_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(adapter: Adapter, x: torch.Tensor) -> torch.Tensor:
-        return x @ adapter.a.detach().T @ adapter.b.T
+    def beside(adapter: Adapter, x: torch.Tensor, weight: torch.Tensor, bias: None) -> torch.Tensor:
+        return x @ weight.T + adapter.spec.scale * (x @ adapter.a.detach().T @ adapter.b.T)
 
-    monkeypatch.setattr(Adapter, "forward", forward)
+    monkeypatch.setattr(Adapter, "beside", beside)
     # Weight decay still moves A, so that having moved proves less than a gradient.
     assert red(train()) == ["a_gradients_step2"]
 
@@ -114,8 +131,11 @@ def test_a_frozen_weight_that_moves_is_seen() -> None:
 
 def test_a_wrong_count_is_seen_and_an_unknown_one_not_measured() -> None:
     backend = FakeBackend(small_recipe(LORA))
-    assert [each.ok for each in checks_of(backend, expected=385).results] == [False]
-    assert [each.ok for each in checks_of(backend, expected=None).results] == [None]
+    counts = (checks_of(backend, expected=expected).results[0] for expected in (385, None))
+    assert [(each.name, each.ok) for each in counts] == [
+        ("trainable_params", False),
+        ("trainable_params", None),
+    ]
 
 
 def test_one_step_asks_nothing_of_a() -> None:
@@ -127,7 +147,8 @@ def test_one_step_asks_nothing_of_a() -> None:
 def test_where_b_does_not_start_at_zero_the_loss_is_not_measured() -> None:
     checks = checks_of(FakeBackend(small_recipe(LORA)))
     checks.before_first_step(BATCHES, SUPERVISED, b_is_zero=False)
-    (_, invariant) = checks.results
+    invariant = checks.results[-1]
+    assert invariant.name == "step1_loss_equals_base"
     assert (invariant.ok, invariant.message) == (None, "B does not start at zero")
 
 
@@ -161,21 +182,27 @@ def test_a_resumed_training_measures_what_it_can() -> None:
     make_step(backend, checks, 5)
     make_step(backend, checks, 6)
     assert checks.coverage == 1.0
-    checks.after_training(6)
-    assert [each.name for each in checks.results] == [
-        "trainable_params",
-        "adapters_moved",
-        "frozen_unchanged",
-        "replicas_equal",
-    ]
+    checks.after_training(6, BATCHES)
+    measured = {each.name for each in checks.results}
+    at_the_start = {"step1_loss_equals_base", "b_gradients_step1", "a_gradients_step2"}
+    assert measured == set(REQUIRED_INVARIANTS) - at_the_start
 
 
 def test_frozen_weights_of_the_first_segment_count(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = FakeBackend(small_recipe(LORA))
     assert backend.bank is not None
-    checks = InvariantChecks(backend, backend.bank, 384, 5, frozen_before="of other weights")
+    adapters = checks_of(backend).adapters_fingerprint
+    checks = InvariantChecks(
+        backend,
+        backend.bank,
+        384,
+        5,
+        frozen_before="of other weights",
+        layer_coverage=1.0,
+        saved_adapters=adapters,
+    )
     make_step(backend, checks, 5)
-    checks.after_training(5)
+    checks.after_training(5, BATCHES)
     assert red({each.name: each.ok for each in checks.results}) == ["frozen_unchanged"]
 
 
@@ -205,7 +232,7 @@ def test_replicas_are_compared_where_they_are_replicas(
     checks = checks_of(backend)
     make_step(backend, checks, 1)
     monkeypatch.setattr(module, "gather", two_ranks)
-    checks.after_training(1)
+    checks.after_training(1, BATCHES)
     verdicts = {each.name: each.ok for each in checks.results}
     assert verdicts["replicas_equal"] is expected
 
