@@ -126,7 +126,8 @@ def test_base_weights_are_read_once_and_adapters_survive_them(
     new_run: Callable[[str], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     # https://github.com/NVIDIA-NeMo/RL/pull/2075 read the base a second time, after the adapters were there
-    reference.tiny_llama().to(torch.float32).save_pretrained(tmp_path / "model")
+    model: Any = reference.tiny_llama()
+    model.float().save_pretrained(tmp_path / "model")
     reads: list[Any] = []
     for name in ("models.causal_lm._read_pretrained", "backends.megatron.construct.stored"):
         module, _, function = f"lora_suite.train.{name}".rpartition(".")
