@@ -40,10 +40,17 @@ def test_a_profiled_run_trains_as_any_other_and_leaves_a_trace_of_its_phases(
     profile = Profile.read(files.kernels)
     assert profile.steps == 2
     assert {row.kind for row in profile.timed} == {"operator"}
-    # Of each of two micro batches of two steps: forward the base, its A, its B and the head; backward the
-    # head's and B's inputs, and the gradients of A and B.
-    products = {row.phase: row.count for row in profile.timed if row.name == "aten::mm"}
-    assert products == {"forward_backward": 2 * 2 * (4 + 4)}
+    # Of each of two micro batches of two steps: forward the base, its A and the head, and B added in place;
+    # backward the head's and B's inputs, and the gradients of A and B added in place.
+    products = {
+        (row.name, row.phase): row.count
+        for row in profile.timed
+        if row.name in ("aten::mm", "aten::addmm_", "aten::addmm")
+    }
+    assert products == {
+        ("aten::mm", "forward_backward"): 2 * 2 * (3 + 2),
+        ("aten::addmm_", "forward_backward"): 2 * 2 * (1 + 2),
+    }
     # The root in the gradient's norm, and AdamW's.
     assert {row.phase for row in profile.timed if row.name == "aten::sqrt"} == {"optimizer"}
     with gzip.open(files.trace, "rt") as stream:
