@@ -17,11 +17,13 @@ from lora_suite.blueprint import preflight
 from lora_suite.config import load_recipe
 from lora_suite.train.backends.megatron import build
 from lora_suite.train.batch import IGNORED, MicroBatch
+from lora_suite.train.topology import Axis
 
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 FULL = RECIPES / "sft-tiny-llama-1n2c-megatron-tp2.yaml"
 LORA = RECIPES / "sft-tiny-llama-1n2c-megatron-tp2-lora.yaml"
-LEARNING_RATE, MAX_NORM, STEPS = 1e-2, 1.0, 10
+LEARNING_RATE, MAX_NORM = 1e-2, 1.0
+STEPS, FULL_STEPS = 10, 3
 # Float64, so that differences are no rounding of sums (rotary tables stay float32 everywhere).
 # A large eps, so that Adam's first step is no mere sign: it would make noise of the smallest gradients.
 OPTIMIZER = (
@@ -213,12 +215,34 @@ def train_adapters(layouts: dict[str, tuple[str, ...]]) -> dict[str, dict[str, A
     return results
 
 
+def replicas_without_a_sum() -> dict[str, dict[str, tuple[bool | None, str]]]:
+    """What the invariants say after two steps, with all sums of gradients and without one of them."""
+    from lora_suite.train.lora.invariants import InvariantChecks
+
+    results = {}
+    for missing in ("none", "tp", "dp"):
+        overrides = (
+            layout(sequence_parallel="true") if missing != "dp" else layout(tensor_model_parallel_size=1)
+        )
+        backend = build_layout(LORA, *ADAPTERS, *overrides)
+        checks = InvariantChecks(backend, backend.bank, None, 1, None)
+        if missing != "none":
+            # As of a rank that is alone on the axis.
+            alone = replace(backend.topology, **{missing: Axis(0, 1)})
+            backend.bank.topology = alone
+        for _ in range(2):
+            one_step(backend)
+        checks.after_training(2, own_batches(backend))
+        results[missing] = {each.name: (each.ok, each.message) for each in checks.results}
+    return results
+
+
 def train_weights(layouts: dict[str, tuple[str, ...]]) -> dict[str, dict[str, Any]]:
     """A few steps of full SFT in each layout."""
     results = {}
     for name, overrides in layouts.items():
         backend = build_layout(FULL, *OPTIMIZER, *overrides)
-        curve = [one_step(backend) for _ in range(STEPS)]
+        curve = [one_step(backend) for _ in range(FULL_STEPS)]
         results[name] = {
             "tp": (backend.topology.tp.index, backend.topology.tp.size),
             "first layer": backend.model.decoder.layers[0].layer_number - 1,

@@ -58,7 +58,10 @@ def loss_sum(model: torch.nn.Module, weights: Mapping[str, torch.Tensor], batch:
 
 
 def train(
-    model: torch.nn.Module, trained: Weights, effective: Callable[[Weights], Mapping[str, torch.Tensor]]
+    model: torch.nn.Module,
+    trained: Weights,
+    effective: Callable[[Weights], Mapping[str, torch.Tensor]],
+    steps: int = STEPS,
 ) -> dict[str, Any]:
     """Train leaves with torch's AdamW and clipping.
 
@@ -69,7 +72,7 @@ def train(
     optimizer = torch.optim.AdamW(leaves.values(), LEARNING_RATE, BETAS, EPS, DECAY)
     batches, curve = global_batch(), []
     result: dict[str, Any] = {}
-    for step in range(STEPS):
+    for step in range(steps):
         total = torch.stack([loss_sum(model, effective(leaves), batch) for batch in batches]).sum()
         loss = total / supervised(batches)
         optimizer.zero_grad()

@@ -13,9 +13,11 @@ from lora_suite.train.backends.megatron.weights import ShardMap
 from lora_suite.train.topology import Axis
 from tests.train.megatron import reference
 from tests.train.megatron.ranks import (
+    FULL_STEPS,
     LAYOUTS,
     global_batch,
     layout,
+    replicas_without_a_sum,
     run_ranks,
     supervised,
     train_adapters,
@@ -41,7 +43,11 @@ Results = list[dict[str, dict[str, Any]]]
 
 def job() -> dict[str, dict[str, Any]]:
     """Both kinds of training in one start of the processes."""
-    return {"lora": train_adapters(ADAPTED), "full": train_weights(LAYOUTS)}
+    return {
+        "lora": train_adapters(ADAPTED),
+        "full": train_weights(LAYOUTS),
+        "sums": replicas_without_a_sum(),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +69,7 @@ def base(model):
 @pytest.fixture(scope="module")
 def references(model, base, results):
     """Trainings of the reference: of all weights, and of the adapters that each layout began with."""
-    trainings = {"full": reference.train(model, base, lambda leaves: leaves)}
+    trainings = {"full": reference.train(model, base, lambda leaves: leaves, FULL_STEPS)}
     for kind, name in (("canonical", "dp2"), ("fused", "dp2 fused"), ("some", "tp2 some")):
         merge = reference.merged_fused if kind == "fused" else reference.merged
         first = whole([rank["lora"][name] for rank in results], "first")
@@ -163,6 +169,18 @@ class TestAllWeights:
         assert last_names["linear_proj"] is last_names["linear_fc2"] is RowParallelLinear
         assert last_names["word_embeddings"] is VocabParallelEmbedding
         assert not any("adapter" in path for path in classes)
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [("none", "equal"), ("tp", "tensor parallel ranks of pp 0"), ("dp", "data parallel ranks of tp 0, pp 0")],
+)
+def test_a_missing_sum_of_gradients_is_seen_where_replicas_drift_apart(missing, said, results):
+    # https://github.com/modelscope/mcore-bridge/pull/173: ranks drifted apart, and the export kept one's.
+    for rank in results:
+        ok, message = rank["sums"][missing]["replicas_equal"]
+        assert ok is (missing == "none")
+        assert said in message
 
 
 def test_the_loss_falls(results):
