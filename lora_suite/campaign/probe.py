@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,12 +21,19 @@ from lora_suite.campaign.execute import Launcher, execute
 from lora_suite.campaign.repository import Commit, Repository
 from lora_suite.config.errors import ConfigError
 from lora_suite.judge.verdict import PairVerdict, SuiteVerdict
-from lora_suite.launch.local import LocalLauncher
+from lora_suite.launch.local import LocalLauncher, modules_of
+from lora_suite.plan.driver import read_driver
 from lora_suite.plan.load import load_plan
 from lora_suite.plan.model import Case, ExternalCase, Pair, Plan
 from lora_suite.plan.order import LOOKS, ordered_runs
 
 GOOD, CANDIDATE = "good", "candidate"
+# What resolves a recipe in whichever version of this program is found: its path, then overrides.
+_RESOLVE = (
+    "import json, pathlib, sys\n"
+    "from lora_suite.config import load_recipe\n"
+    "json.dump(load_recipe(pathlib.Path(sys.argv[1]), sys.argv[2:]).tree, sys.stdout)\n"
+)
 _WORSE_IF_MORE = ("<", "<=")
 
 Launchers = Callable[[Mapping[str, Path]], Launcher]
@@ -68,28 +79,68 @@ class Subject:
 
     @property
     def folder(self) -> Path:
-        """Where the repository lies that is searched: an external command's folder, else the suite's."""
-        return self.case.cwd if isinstance(self.case, ExternalCase) else self.suite.parent
+        """Where the repository lies that is searched: an external command's folder, else the driver's."""
+        case = self.case
+        return case.cwd if isinstance(case, ExternalCase) else case.driver_path.resolve().parent
 
     def case_at(self, repository: Repository, checkout: Path, commit: Commit) -> Case | ExternalCase:
         """The arm's case as a commit has it, under a name that tells it; raises ConfigError.
 
-        A suite within the repository is read from the checkout. Of one outside only the command's folder is
-        the commit's.
+        Which pair and which overrides is what the suite says now. Of another trainer the command's folder is
+        the commit's, of ours the driver, the recipe and the code that resolves it.
         """
-        case: object = self.case
-        if self.suite.is_relative_to(repository.top):
-            plan = load_plan(checkout / self.suite.relative_to(repository.top), select=self.pair.name)
-            arms = next((pair.arms for pair in plan.pairs if pair.name == self.pair.name), {})
-            if self.arm not in arms:
-                raise ConfigError(f"the suite has no pair {self.pair.name} with an arm {self.arm}")
-            case = plan.cases[arms[self.arm]]
-        elif isinstance(self.case, ExternalCase):
-            case = replace(self.case, cwd=checkout / self.case.cwd.relative_to(repository.top))
-        if not isinstance(case, Case | ExternalCase):
-            raise ConfigError(f"{self.case.stem} cannot be read")
+        case = self.case
+        if isinstance(case, ExternalCase):
+            found: Case | ExternalCase = replace(case, cwd=_moved(case.cwd, repository, checkout))
+        else:
+            found = _own_case(
+                case,
+                _moved(case.driver_path, repository, checkout),
+                _moved(case.recipe_path, repository, checkout),
+                checkout,
+            )
         # Whether the arm's own limits hold is not what is asked.
-        return replace(case, stem=f"{case.stem}@{commit.sha[:10]}", checks=(), driver_judges=False)
+        return replace(found, stem=f"{case.stem}@{commit.sha[:10]}", checks=(), driver_judges=False)
+
+
+def _moved(path: Path, repository: Repository, checkout: Path) -> Path:
+    """Where a path of the working tree lies in a checkout; raises ConfigError where the commit has none."""
+    whole = path.resolve()
+    if not whole.is_relative_to(repository.top):
+        raise ConfigError(f"{path}: lies outside of {repository.top}")
+    moved = checkout / whole.relative_to(repository.top)
+    if not moved.exists():
+        raise ConfigError(f"the commit has no {moved.relative_to(checkout)}")
+    return moved
+
+
+def _own_case(case: Case, driver: Path, recipe: Path, checkout: Path) -> Case:
+    """A case of ours with another version's driver and recipe, resolved by that version's own code.
+
+    Versions differ in the keys that a recipe must have, so this program could not read every one.
+    """
+    record = read_driver(driver, case.overrides)
+    if not record.train:
+        raise ConfigError(f"{driver}: never calls train")
+    done = subprocess.run(
+        [sys.executable, "-c", _RESOLVE, str(recipe), *record.train[-1]],
+        cwd=checkout,
+        env={**os.environ, **modules_of(checkout)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ConfigError((done.stderr.strip().splitlines() or [f"{recipe}: does not resolve"])[-1])
+    return replace(
+        case,
+        driver_path=driver,
+        recipe_path=recipe,
+        tree=json.loads(done.stdout),
+        steps=record.steps,
+        minutes=record.minutes,
+    )
 
 
 class PairProbe:

@@ -54,7 +54,8 @@ def _answered(canary: Canary, check: PairCheckVerdict) -> PairCheckVerdict:
         return check.model_copy(update={"state": "PASS", "message": unsure})
     if check.state == "FAIL":
         return check.model_copy(update={"state": "PASS", "message": f"{seen}seen, as it must be"})
-    message = f"{seen}the detector is blind: it does not see a planted slowdown of {canary.factor:g}"
+    reason = f": {check.message}" if check.effect is None else ""
+    message = f"{seen}the detector is blind: it does not see a planted slowdown of {canary.factor:g}{reason}"
     return check.model_copy(update={"state": "INCONCLUSIVE", "message": message})
 
 

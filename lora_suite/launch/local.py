@@ -47,7 +47,7 @@ class LocalLauncher:
         outcome = supervise(
             ["bash", str(case.driver_path.resolve()), *case.overrides],
             cwd=checkout,
-            environment={**_environment(case, run_dir.resolve(), keep), **_modules_of(checkout)},
+            environment={**_environment(case, run_dir.resolve(), keep), **modules_of(checkout)},
             run_dir=run_dir,
             run_id=run_id,
             minutes=case.minutes,
@@ -58,8 +58,8 @@ class LocalLauncher:
         return ended
 
 
-def _modules_of(checkout: Path | None) -> dict[str, str]:
-    """What lets Python find the modules of a checkout before all others."""
+def modules_of(checkout: Path | None) -> dict[str, str]:
+    """The environment variable that lets Python find the modules of a checkout before all others."""
     if checkout is None:
         return {}
     known = os.environ.get("PYTHONPATH")

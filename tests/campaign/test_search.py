@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,9 @@ from lora_suite.campaign.repository import Commit, Repository
 from lora_suite.campaign.search import BisectRequest, run_bisect
 from lora_suite.config import ConfigError
 from lora_suite.launch.record import Ended
+from lora_suite.plan.model import Case
 from tests.campaign.helpers import console, printed
+from tests.judge.helpers import LORA, ROOT
 
 # Step times scatter by half a percent; how long they are stands in a file that commits change.
 TRAINER = """
@@ -184,15 +187,51 @@ def test_a_budget_that_is_over_begins_no_probe(project: Project, tmp_path: Path,
     assert (answer.state, answer.message) == ("no time", "the budget of 1e-09 minutes is over")
 
 
-def test_a_suite_that_does_not_plan_at_a_commit_is_skipped(project: Project, tmp_path: Path) -> None:
-    sha = project.commit("forget the pair", **{"suite.yaml": "name: x\ncases: []\n"})
-    project.commit("remember it", **{"suite.yaml": SUITE.replace("CWD", ".")})
+def test_a_commit_without_the_commands_folder_is_skipped(project: Project, tmp_path: Path) -> None:
+    (project.root / "loop").mkdir()
+    project.commit("move", **{"loop/train.py": TRAINER, "suite.yaml": SUITE.replace("CWD", "loop")})
     repository = Repository(project.root)
-    good = repository.commit(project.shas[0])
+    good, before = (repository.commit(revision) for revision in ("HEAD", "HEAD~1"))
     with PairProbe(Subject.of(project.suite, None), repository, good, tmp_path, console(), None) as probe:
-        answer = probe(repository.commit(sha), 1.0)
-    assert answer.state == "skipped"
-    assert answer.message.startswith("does not plan: ")
+        answer = probe(before, 1.0)
+    assert (answer.state, answer.message) == ("skipped", "does not plan: the commit has no loop")
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> tuple[Subject, Repository, Commit]:
+    """A case of ours in a repository of recipes, drivers and a suite, and its only commit."""
+    root = tmp_path / "ours"
+    for name in ("recipes", "scripts"):
+        shutil.copytree(ROOT / name, root / name)
+    (root / "suites").mkdir()
+    shutil.copy(ROOT / "suites" / "smoke.yaml", root / "suites")
+    git(tmp_path, "init", "-q", str(root))
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "first")
+    repository = Repository(root)
+    return Subject.of(root / "suites" / "smoke.yaml", "fsdp2"), repository, repository.commit("HEAD")
+
+
+def test_a_case_of_ours_is_resolved_as_the_commit_has_it(ours: tuple[Subject, Repository, Commit]) -> None:
+    subject, repository, first = ours
+    recipe = repository.top / "recipes" / f"{LORA}.yaml"
+    recipe.write_text(recipe.read_text() + "\ncluster: {gpus_per_node: 1}\n")
+    with repository.checkout(first) as checkout:
+        case = subject.case_at(repository, checkout, first)
+        assert isinstance(case, Case)
+        assert case.driver_path == checkout / "scripts" / f"{LORA}.sh"
+        assert case.tree["cluster"]["gpus_per_node"] == 2
+    assert case.stem == f"{LORA}@{first.sha[:10]}"
+    assert (case.steps, case.checks, case.driver_judges) == (30, (), False)
+
+
+def test_a_recipe_that_its_commit_cannot_read_is_said(ours: tuple[Subject, Repository, Commit]) -> None:
+    subject, repository, _ = ours
+    (repository.top / "recipes" / f"{LORA}.yaml").write_text("no_such_key: 1\n")
+    git(repository.top, "commit", "-q", "-a", "-m", "break")
+    broken = repository.commit("HEAD")
+    with repository.checkout(broken) as checkout, pytest.raises(ConfigError, match="no_such_key"):
+        subject.case_at(repository, checkout, broken)
 
 
 def test_commits_between_follow_the_first_parents(project: Project) -> None:
