@@ -182,10 +182,12 @@ def exported(folder: Path) -> dict[str, float]:
 
 
 def counts(folder: Path) -> dict[str, int]:
-    """Adapters' parameters of a pretrained model, known before its weights are read or not."""
+    """Adapters' parameters of a pretrained model, known beforehand or not, and of one with drawn experts."""
+    experts = ("policy.model_name=models/tiny-qwen3-moe.json", *SPLITS["tp1"])
     return {
-        str(known): build_layout(LORA, *pretrained(folder / "llama"), known=known).trainable_parameters()
-        for known in (True, False)
+        "True": build_layout(LORA, *pretrained(folder / "llama")).trainable_parameters(),
+        "False": build_layout(LORA, *pretrained(folder / "llama"), known=False).trainable_parameters(),
+        "experts": build_layout(LORA, *experts).trainable_parameters(),
     }
 
 

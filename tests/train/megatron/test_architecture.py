@@ -57,6 +57,7 @@ def test_both_forms_of_rotary_parameters_mean_the_same(tmp_path):
     [
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"attention_bias": True}, "attention_bias True"),
+        ({"output_router_logits": True}, "output_router_logits True"),
         ({"mlp_bias": True}, "mlp_bias True"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn'"),
         (

@@ -26,6 +26,14 @@ TINY = {
 }
 QWEN2 = {**TINY, "model_type": "qwen2"}
 QWEN3 = {**TINY, "model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True}
+QWEN3_MOE = {
+    **TINY,
+    "model_type": "qwen3_moe",
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
 BIASED = {**TINY, "attention_bias": True, "mlp_bias": True}
 
 
@@ -49,6 +57,19 @@ def test_lists_what_transformers_builds(config, shape_of):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     built = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     assert {weight.name: weight.shape for weight in llama_weights(shape_of(config))} == built
+
+
+def test_experts_are_listed_one_by_one_as_transformers_saves_them(tmp_path):
+    from safetensors.torch import load_file
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    sizes = {key: value for key, value in QWEN3_MOE.items() if key != "model_type"}
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes)).save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    listed = llama_weights(read_shape(tmp_path / "config.json"))
+    assert {weight.name: weight.shape for weight in listed} == {
+        name: tuple(value.shape) for name, value in saved.items()
+    }
 
 
 def test_counts_parameters_as_by_hand(shape_of):

@@ -43,6 +43,8 @@ class Architecture:
             raise _refusal("hidden_act", config["hidden_act"], "only silu is available")
         if config.get("use_sliding_window"):
             raise _refusal("use_sliding_window", True, "attention is always over the whole row")
+        if config.get("output_router_logits"):
+            raise _refusal("output_router_logits", True, "no loss of routers is trained")
         if shape.o_bias:
             raise _refusal("attention_bias", True, "only biases of q, k and v alone (qwen2) are available")
         if shape.mlp_bias:

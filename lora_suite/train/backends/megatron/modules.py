@@ -57,6 +57,12 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
 class Router(TopKRouter):  # type: ignore[misc]
     """megatron-core's router, whose logits are a plain product in the model's dtype, as in transformers."""
 
+    def __init__(self, config: TransformerConfig, **kwargs: Any) -> None:
+        super().__init__(config=config, **kwargs)
+        if not config.use_cpu_initialization:
+            # megatron-core makes it on the CPU, and moves it in the product that is not used here.
+            self.weight.data = self.weight.data.to(torch.cuda.current_device())
+
     def gating(self, input: torch.Tensor) -> torch.Tensor:
         """Logits [length, rows, experts] of hidden states [length, rows, hidden]."""
         return functional.linear(input, self.weight)
