@@ -88,7 +88,7 @@ def test_tables_fit_the_terminal_and_no_figure_is_cut(width: int) -> None:
     assert ("…" in kernel) is (width == 80)
     assert "Kernels, on the device: +300 µs a step in all, 1 % of the slowdown" in lines
     assert rows["configuration"] == ["configuration", "dim", "8", "16"]
-    assert any(line.startswith("note: one run a side") for line in lines)
+    assert any(line.startswith("note: a side has one run") for line in lines)
 
 
 def test_a_log_file_has_every_name_in_full() -> None:

@@ -17,7 +17,7 @@ def explain(left: Side, right: Side) -> Explanation:
     notes: list[str] = []
     found = decompose(left, right, notes)
     if found.step.low is None:
-        notes.append("one run a side: how much runs scatter is not known, so there is no interval")
+        notes.append("a side has one run: how much runs scatter is not known, so there is no interval")
     profiles = Timings([], [])
     if left.profile is not None and right.profile is not None:
         delta = found.step.delta if found.step.share is not None else None

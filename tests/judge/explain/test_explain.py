@@ -101,7 +101,7 @@ def test_everything_is_told_and_the_most_telling_comes_first() -> None:
         ("configuration", "policy.dim", "16", "8"),
     ]
     assert found.kernels[0].share == pytest.approx(1000e-6 / 0.03)
-    assert any("one run a side" in note for note in found.notes)
+    assert any("a side has one run" in note for note in found.notes)
     assert (found.left.steps, found.left.directories) == (16, ["a/1"])
 
 
