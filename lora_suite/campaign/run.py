@@ -38,7 +38,7 @@ class Request:
 
     results: folder that gets a new folder for this run of the suite. keep: checkpoints stay. budget_minutes:
     pairs are repeated until they are decided or this is over. history: a store to record to; None is the
-    usual one, where there is one.
+    usual one, where there is one. tiers: an expression over tiers (`parse_tiers`).
     """
 
     suite: Path
@@ -50,6 +50,7 @@ class Request:
     keep: bool = False
     budget_minutes: float | None = None
     history: Path | None = None
+    tiers: str | None = None
 
     @property
     def command(self) -> str:
@@ -57,6 +58,7 @@ class Request:
         words = ["lora-suite", "run", str(self.suite), *self.overrides]
         words += [word for arm in self.arm_overrides for word in ("--arm", arm)]
         words += ["-k", self.select] if self.select is not None else []
+        words += ["-m", self.tiers] if self.tiers is not None else []
         words += ["--repeats", str(self.repeats)] if self.repeats is not None else []
         words += ["--budget", f"{self.budget_minutes:g}m"] if self.budget_minutes is not None else []
         return shlex.join(words)
@@ -66,6 +68,7 @@ class Request:
         return load_plan(
             self.suite,
             select=self.select,
+            tiers=self.tiers,
             repeats=self.repeats,
             budget_minutes=self.budget_minutes,
             arm_overrides=self.arm_overrides,

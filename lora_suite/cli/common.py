@@ -17,6 +17,12 @@ INTERRUPTED = 130
 _UNITS = {"s": 1 / 60, "m": 1.0, "h": 60.0}
 
 SELECT = click.option("-k", "select", metavar="EXPR", help="Only cases and pairs whose name matches EXPR.")
+TIERS = click.option(
+    "-m",
+    "tiers",
+    metavar="TIER",
+    help="Only what is due in TIER: pr, nightly or release; also `pr or nightly`.",
+)
 RESULTS = click.option(
     "--results",
     type=click.Path(file_okay=False, path_type=Path),

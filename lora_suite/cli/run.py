@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
-from lora_suite.cli.common import BUDGET, PROFILE, PROFILING, RESULTS, SELECT, leave
+from lora_suite.cli.common import BUDGET, PROFILE, PROFILING, RESULTS, SELECT, TIERS, leave
 
 
 @click.command()
 @click.argument("suite", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[OVERRIDE]...")
 @SELECT
+@TIERS
 @click.option("--plan", "plan_only", is_flag=True, help="Print what would run and its cost; run nothing.")
 @click.option("--repeats", type=click.IntRange(min=1), help="Runs of every arm, in place of the suite's.")
 @BUDGET
@@ -33,6 +34,7 @@ def run(
     suite: Path,
     overrides: tuple[str, ...],
     select: str | None,
+    tiers: str | None,
     plan_only: bool,
     repeats: int | None,
     budget: float | None,
@@ -64,6 +66,7 @@ def run(
         overrides=(*overrides, PROFILING) if profile else overrides,
         arm_overrides=arms,
         select=select,
+        tiers=tiers,
         repeats=repeats,
         results=results,
         keep=keep,

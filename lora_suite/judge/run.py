@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ _DRIVER_JUDGES = frozenset({1, 4, 5})
 _HOW = {"killed": "killed", "oom": "out of memory", "timeout": "timeout", "failed": "crashed"}
 # Steps at the start of each segment that the step time of a table leaves out.
 _WARMUP = 3
+# Share of its minutes beyond which a run is said to come close to its limit.
+_HEADROOM = 0.8
 # Enough of a hash to tell machines apart, short enough for a table.
 _HASH_DIGITS = 8
 _PEAK_MEMORY = "memory/peak_allocated_gib"
@@ -103,8 +106,17 @@ def judge_run(
         seconds=seconds,
         checks=checks,
         not_judged=not_judged,
+        owner=case.owner,
+        notes=list(_headroom(case, seconds)) if own is None else [],
         **(_figures(measured) if measured is not None else {}),
     )
+
+
+def _headroom(case: BaseCase, seconds: float | None) -> Iterator[str]:
+    """A note where a run came close to its time limit: the next slow night would end it."""
+    share = (seconds or 0.0) / (60.0 * case.minutes) if case.minutes else 0.0
+    if share > _HEADROOM:
+        yield f"took {100 * share:.0f} % of the {case.minutes:g} minutes that it may take"
 
 
 def _figures(evidence: Evidence) -> dict[str, Any]:

@@ -25,11 +25,15 @@ Priors = Mapping[str, Mapping[str, Prior]]
 
 @dataclass(frozen=True)
 class Execution:
-    """What the launcher saw of one run: how it ended, when it was launched, how long it took in seconds."""
+    """What the launcher saw of one run: how it ended, when it was launched, how long it took in seconds.
+
+    again: why it was run again, of each time that the machines failed; a run that needed it is flagged.
+    """
 
     ended: Ended
     launched: datetime
     seconds: float
+    again: tuple[str, ...] = ()
 
 
 def run_directory(results: Path, planned: PlannedRun) -> Path:
@@ -76,7 +80,7 @@ def _judge_pair(
         verdict = judge_pair(pair, arms, priors, _confidence(pair))
     verdict = answered(canary, verdict) if canary is not None else verdict
     notes = [*verdict.notes, *_look_notes(pair), *_health_notes(arms)]
-    return verdict.model_copy(update={"notes": notes})
+    return verdict.model_copy(update={"notes": notes, "owner": pair.owner})
 
 
 def _source(plan: Plan, pair: Pair) -> Pair:
@@ -139,8 +143,9 @@ def judge_execution(
             own_state="MISSING",
             message=case.problem if isinstance(case, UnreadableCase) else absent,
             steps_planned=case.steps,
+            owner=case.owner,
         )
-    return judge_run(
+    verdict = judge_run(
         case,
         planned,
         run_dir,
@@ -148,6 +153,7 @@ def judge_execution(
         launched=execution.launched,
         seconds=execution.seconds,
     )
+    return verdict.model_copy(update={"health": [*execution.again, *verdict.health]})
 
 
 def _runs_by_arm(pair: Pair, runs: Sequence[RunVerdict]) -> dict[str, list[RunVerdict]]:

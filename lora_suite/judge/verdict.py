@@ -66,7 +66,8 @@ class RunVerdict(Model):
     (finite values alone, thinned where they are many). health: what was wrong with the machine while it ran;
     such a run is flagged, never dropped. environment: hash of its strict environment facts. code: commit of
     the trainer, `+` at its end where the tree had changes. link: where a tracker shows the run, a URL, or the
-    folder of its offline files relative to `directory`; empty without a tracker.
+    folder of its offline files relative to `directory`; empty without a tracker. owner: who answers for the
+    case, empty where nobody is named. notes: what else to know, as a time limit that is near.
     """
 
     case: str
@@ -90,6 +91,8 @@ class RunVerdict(Model):
     environment: str = ""
     code: str = ""
     link: str = ""
+    owner: str = ""
+    notes: list[str] = Field(default_factory=list)
 
 
 class Effect(Model):
@@ -176,7 +179,7 @@ class PairVerdict(Model):
 
     state: the worst of `own_state` and the checks. own_state: MISSING where a run of an arm is lacking,
     INCOMPARABLE where the arms differ in more than the pair allows; `message` says which. source: file:line
-    of the pair, where known.
+    of the pair, where known. owner: who answers for it, empty where nobody is named.
     """
 
     name: str
@@ -188,6 +191,7 @@ class PairVerdict(Model):
     notes: list[str] = Field(default_factory=list)
     attribution: Attribution | None = None
     source: str = ""
+    owner: str = ""
 
 
 class Night(Model):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from lora_suite.plan.model import (
     UnreadableCase,
 )
 from lora_suite.plan.order import looks_up_to, ordered_runs
-from lora_suite.plan.select import parse_selection
+from lora_suite.plan.select import parse_selection, parse_tiers
 from lora_suite.plan.suite_file import CanaryEntry, CaseEntry, PairEntry, SuiteFile, pair_checks, read_suite
 
 
@@ -35,6 +35,7 @@ def load_plan(
     path: Path,
     *,
     select: str | None = None,
+    tiers: str | None = None,
     repeats: int | None = None,
     budget_minutes: float | None = None,
     arm_overrides: Sequence[str] = (),
@@ -42,7 +43,8 @@ def load_plan(
 ) -> Plan:
     """Resolve a suite into a plan; starts no training.
 
-    select: an expression over case and pair names (`parse_selection`). repeats: runs of every case and arm,
+    select: an expression over case and pair names (`parse_selection`). tiers: one over their tiers
+    (`parse_tiers`); what both leave is taken. repeats: runs of every case and arm,
     in place of what the suite says; with a budget, at most so many. budget_minutes: in place of the suite's.
     arm_overrides: texts ``NAME:KEY=VALUE`` for the case of every arm of that
     name. overrides: for every case of ours. The order of a case's overrides is the suite's, `overrides`,
@@ -51,21 +53,25 @@ def load_plan(
     Raises ConfigError for whatever is wrong with the suite, a driver, a recipe or an override.
     """
     suite = read_suite(path)
-    chosen = _choose(path, suite, select)
+    chosen = _choose(path, suite, select, tiers)
     budget = budget_minutes or suite.budget_minutes
     by_stem = _overrides_by_stem(chosen, overrides, arm_overrides)
     today = datetime.now(UTC).date()
     cases = {
-        stem: _load(path, chosen.entries.get(stem, CaseEntry(case=stem)), by_stem[stem], today)
+        stem: replace(
+            _load(path, chosen.entries.get(stem, CaseEntry(case=stem)), by_stem[stem], today),
+            owner=chosen.owner(stem) or suite.owner or "",
+        )
         for stem in by_stem
     }
     for entry in chosen.canaries:
         if entry.kind == "slower":
             overridden = [*by_stem[entry.case], slowing(entry)]
-            cases[slowed_name(entry)] = slowed_case(_ours(path, chosen, entry, overridden, today), entry)
+            slowed = slowed_case(_ours(path, chosen, entry, overridden, today), entry)
+            cases[slowed_name(entry)] = replace(slowed, owner=suite.owner or "")
     pairs = (
         *(_pair(suite, entry, cases, repeats, budget) for entry in chosen.pairs),
-        *(canary_pair(suite, entry, cases) for entry in chosen.canaries),
+        *(replace(canary_pair(suite, entry, cases), owner=suite.owner or "") for entry in chosen.canaries),
     )
     runs = tuple(ordered_runs(pairs, chosen.alone, repeats or suite.repeats))
     return Plan(
@@ -78,6 +84,7 @@ def load_plan(
         name=suite.name,
         description=suite.description,
         budget_minutes=budget,
+        launcher=suite.launcher,
     )
 
 
@@ -125,6 +132,12 @@ def load_case(suite: Path, entry: CaseEntry, overrides: Sequence[str], today: da
     # A driver that trains twice continues its own run: the last training says what the run has become.
     resolved = load_recipe(recipe_path, record.train[-1])
     preflight(resolved.recipe, recipe_path)
+    saves = resolved.recipe.checkpointing
+    if entry.segments > 1 and not (saves.enabled and saves.resume):
+        raise ConfigError(
+            f"{suite}: case {entry.case}: a run in segments continues from its checkpoint; set "
+            f"checkpointing.enabled and checkpointing.resume to true in {recipe_path}"
+        )
     own = tuple(DeclaredCheck(expression=text, line=0, file=suite) for text in entry.checks)
     return Case(
         stem=entry.case,
@@ -136,6 +149,7 @@ def load_case(suite: Path, entry: CaseEntry, overrides: Sequence[str], today: da
         steps=record.steps,
         minutes=record.minutes,
         checks=record.declared_checks(driver_path, today) + own,
+        segments=entry.segments,
     )
 
 
@@ -161,24 +175,45 @@ class _Chosen:
             )
         )
 
+    def owner(self, stem: str) -> str | None:
+        """Who answers for a case: whom its own entry names, else the first pair that it is an arm of."""
+        entry = self.entries.get(stem)
+        if entry is not None and entry.owner is not None:
+            return entry.owner
+        return next((pair.owner for pair in self.pairs if pair.owner and stem in pair.arms.values()), None)
 
-def _choose(path: Path, suite: SuiteFile, select: str | None) -> _Chosen:
+
+def _choose(path: Path, suite: SuiteFile, select: str | None, tiers: str | None) -> _Chosen:
     """Apply a selection. A pair is taken whole, if the expression holds of its name and its arms' stems.
 
     A pair that reuses runs is taken by its own name, or where what is taken already makes all its runs; taken
-    by name alone, it makes its runs itself. The canaries of one case are taken together.
+    by name or tier alone, it makes its runs itself. The canaries of one case are taken together. Of what has
+    a tier that is not wanted nothing is taken; of an arm's case the pair's tier decides.
     """
     matches = parse_selection(select) if select is not None else lambda names: True
-    makers = [pair for pair in suite.pairs if not pair.reuse and matches([pair.name, *pair.arms.values()])]
+    wanted = parse_tiers(tiers) if tiers is not None else lambda tier: True
+
+    def due(entry: CaseEntry | PairEntry | CanaryEntry) -> bool:
+        return wanted(entry.tier or suite.tier)
+
+    makers = [
+        pair
+        for pair in suite.pairs
+        if not pair.reuse and due(pair) and matches([pair.name, *pair.arms.values()])
+    ]
     paired = {stem for pair in suite.pairs if not pair.reuse for stem in pair.arms.values()}
-    alone = [entry.case for entry in suite.cases if entry.case not in paired and matches([entry.case])]
+    alone = [
+        entry.case
+        for entry in suite.cases
+        if entry.case not in paired and due(entry) and matches([entry.case])
+    ]
     made = {stem for pair in makers for stem in pair.arms.values()} | set(alone)
     pairs = []
-    for pair in suite.pairs:
+    for pair in filter(due, suite.pairs):
         needs = set(pair.arms.values()) - made
         if not pair.reuse:
             pairs += [pair] if pair in makers else []
-        elif needs and select is None:
+        elif needs and select is None and tiers is None:
             raise ConfigError(
                 f"{path}: pair {pair.name} reuses runs, but nothing else runs {', '.join(sorted(needs))}"
             )
@@ -189,7 +224,8 @@ def _choose(path: Path, suite: SuiteFile, select: str | None) -> _Chosen:
     canaries = [
         canary
         for canary in suite.canaries
-        if matches([canary.case, *(each.title for each in suite.canaries if each.case == canary.case)])
+        if due(canary)
+        and matches([canary.case, *(each.title for each in suite.canaries if each.case == canary.case)])
     ]
     if not pairs and not alone and not canaries:
         names = [
@@ -197,7 +233,8 @@ def _choose(path: Path, suite: SuiteFile, select: str | None) -> _Chosen:
             *(canary.title for canary in suite.canaries),
             *(entry.case for entry in suite.cases),
         ]
-        raise ConfigError(f"{path}: -k {select!r} matches nothing; there are {', '.join(names)}")
+        asked = " ".join(f"{option} {text!r}" for option, text in (("-k", select), ("-m", tiers)) if text)
+        raise ConfigError(f"{path}: {asked} matches nothing; there are {', '.join(names)}")
     return _Chosen(pairs, canaries, alone, {entry.case: entry for entry in suite.cases})
 
 
@@ -260,6 +297,7 @@ def _pair(
         not_compared=tuple(unknown),
         warmup_runs=_warmup_runs(suite, entry, number),
         looks=looks,
+        owner=entry.owner or suite.owner or "",
     )
 
 

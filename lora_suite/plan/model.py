@@ -60,7 +60,9 @@ class BaseCase(ABC):
     stem: its name. tree: what is known of its configuration as plain values, as run.json keeps it. overrides:
     words that its driver or command is started with. steps: the last step that must be reached. minutes:
     wall-clock limit of one run. driver_judges: whether a bad verdict of its driver or command counts; not
-    where the case is slow on purpose, and `checks` is empty for that.
+    where the case is slow on purpose, and `checks` is empty for that. owner: who answers for it, if known.
+    segments: jobs of a cluster that one run may be spread over; each continues from the checkpoint of the one
+    before, and has its share of `minutes`.
     """
 
     stem: str
@@ -70,6 +72,13 @@ class BaseCase(ABC):
     minutes: float
     checks: tuple[DeclaredCheck, ...]
     driver_judges: bool = True
+    owner: str = ""
+    segments: int = 1
+
+    @property
+    @abstractmethod
+    def nodes(self) -> int:
+        """Nodes of one run."""
 
     @property
     @abstractmethod
@@ -94,6 +103,11 @@ class Case(BaseCase):
     recipe_path: Path
     driver_path: Path
     recipe: Recipe
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of one run, by the recipe."""
+        return self.recipe.cluster.num_nodes
 
     @property
     def gpus(self) -> int:
@@ -132,6 +146,12 @@ class ExternalCase(BaseCase):
     processes: int
     source: Path
     left: tuple[str, ...] = ()
+    declared_nodes: int = 1
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of one run, as declared."""
+        return self.declared_nodes
 
     @property
     def gpus(self) -> int:
@@ -158,6 +178,11 @@ class UnreadableCase(BaseCase):
 
     problem: str
     source: Path
+
+    @property
+    def nodes(self) -> int:
+        """None run."""
+        return 0
 
     @property
     def gpus(self) -> int:
@@ -214,7 +239,7 @@ class Pair:
     looks: repeats after which the pair is judged and may end, rising; empty where it is judged once, after
     all of `repeats`. Of a pair that ended early, `repeats` are those made, and the looks made those up to it.
     ended: why it ended before its last look, empty if it didn't.
-    canary: for a pair whose answer is known beforehand, what that is.
+    canary: for a pair whose answer is known beforehand, what that is. owner: who answers for it, if known.
     """
 
     name: str
@@ -231,6 +256,7 @@ class Pair:
     looks: tuple[int, ...] = ()
     ended: str = ""
     canary: Canary | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -257,7 +283,7 @@ class Plan:
     """A suite resolved: everything that will run, in order, and everything that must get a verdict.
 
     suite: the file's stem, which names the results folder. name: its title. budget_minutes: wall-clock time
-    that pairs with looks share; None where every run is made.
+    that pairs with looks share; None where every run is made. launcher: that the suite asks for.
     """
 
     suite: str
@@ -269,6 +295,7 @@ class Plan:
     name: str = ""
     description: str = ""
     budget_minutes: float | None = None
+    launcher: Literal["local", "slurm"] = "local"
 
     @property
     def minutes(self) -> float:

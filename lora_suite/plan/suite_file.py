@@ -17,6 +17,8 @@ from lora_suite.plan.external.entry import Declares, ExternalEntry
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 WarmupRuns = Annotated[int, Field(ge=0, le=1)]
+Tier = Literal["pr", "nightly", "release"]
+DEFAULT_TIER: Tier = "nightly"
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 STEP_TIME_BELOW_FULL = 'ratio(lora["timing/train/step_time"], full["timing/train/step_time"]) < 1.00'
 
@@ -30,14 +32,20 @@ class Entry(BaseModel):
 class CaseEntry(Entry):
     """A case of the suite: `case` is the stem; more checks than its driver has; overrides of its recipe.
 
+    segments: jobs that one run may be spread over on a cluster; each continues from the checkpoint of the one
+    before.
     With `external` the case is a command of another trainer: `case` is a name of its own, and the overrides
-    are words after the command's.
+    are words after the command's. owner, tier: see `SuiteFile`, of this case alone; the arms of a pair have
+    the pair's.
     """
 
     case: Name
     checks: list[Name] = []
     overrides: list[Name] = []
+    segments: Count = 1
     external: ExternalEntry | None = None
+    owner: Name | None = None
+    tier: Tier | None = None
 
     @model_validator(mode="after")
     def _name_is_a_folder(self) -> CaseEntry:
@@ -54,7 +62,7 @@ class PairEntry(Entry):
     allow: key prefixes in which the arms may differ, besides those that every pair allows.
     reuse: judged on runs that other pairs and cases of the suite make. warmup_runs: runs before the measured
     ones that are discarded; None: one, where the pair has two repeats or more and no arm counts CPU
-    processes.
+    processes. owner, tier: see `SuiteFile`, of this pair.
     """
 
     name: Name
@@ -64,6 +72,8 @@ class PairEntry(Entry):
     allow: list[Name] = []
     reuse: bool = False
     warmup_runs: WarmupRuns | None = None
+    owner: Name | None = None
+    tier: Tier | None = None
 
     @field_validator("arms")
     @classmethod
@@ -93,6 +103,7 @@ class CanaryEntry(Entry):
     name: Name | None = None
     factor: Annotated[float, Field(gt=1)] | None = None
     repeats: Annotated[int, Field(ge=2)] = 4
+    tier: Tier | None = None
 
     @property
     def title(self) -> str:
@@ -106,7 +117,9 @@ class SuiteFile(Entry):
     repeats: runs of every case, and of every arm of a pair that does not say otherwise. warmup: first steps
     of each run that pair statistics leave out. warmup_runs: see `PairEntry`, of every pair that does not say
     otherwise. budget_gpu_hours: what one run of the suite may cost at most. budget_minutes: wall-clock time
-    within which pairs are repeated until they are decided.
+    within which pairs are repeated until they are decided. owner: who answers for what fails. tier: when what
+    does not say otherwise is due (`pr`, `nightly`, `release`; without a word `nightly`); `-m` chooses by it.
+    launcher: what runs it, where the command line does not say.
     """
 
     name: Name
@@ -116,6 +129,9 @@ class SuiteFile(Entry):
     warmup_runs: WarmupRuns | None = None
     budget_gpu_hours: Annotated[float, Field(gt=0)] | None = None
     budget_minutes: Annotated[float, Field(gt=0)] | None = None
+    owner: Name | None = None
+    tier: Tier = DEFAULT_TIER
+    launcher: Literal["local", "slurm"] = "local"
     cases: list[CaseEntry] = []
     pairs: list[PairEntry] = []
     canaries: list[CanaryEntry] = []
@@ -139,6 +155,7 @@ def read_suite(path: Path) -> SuiteFile:
     except ValidationError as error:
         raise ConfigError("\n".join(_message(source, detail) for detail in error.errors())) from error
     _refuse_repeated(path, "case", [entry.case for entry in suite.cases])
+    _refuse_segments(path, suite)
     _refuse_repeated(
         path, "pair", [*(pair.name for pair in suite.pairs), *(canary.title for canary in suite.canaries)]
     )
@@ -165,6 +182,15 @@ def pair_checks(pair: PairEntry) -> tuple[str, ...]:
     if not pair.checks and set(pair.arms) == {"full", "lora"}:
         return (STEP_TIME_BELOW_FULL,)
     return tuple(pair.checks)
+
+
+def _refuse_segments(path: Path, suite: SuiteFile) -> None:
+    """Raise for a case in segments whose runs cannot be: a pair's must stay on one allocation."""
+    paired = {stem for pair in suite.pairs for stem in pair.arms.values()}
+    for entry in suite.cases:
+        if entry.segments > 1 and (entry.case in paired or entry.external is not None):
+            why = "it is another trainer's" if entry.external is not None else "a pair's runs share one job"
+            raise ConfigError(f"{path}: case {entry.case}: segments cannot be more than 1, because {why}")
 
 
 def _refuse_repeated(path: Path, what: str, names: list[str]) -> None:

@@ -40,7 +40,7 @@ def annotate(verdict: SuiteVerdict) -> None:
 
 
 def _line(problem: Problem, root: Path) -> str:
-    properties = {"title": f"{problem.state} {problem.place}"}
+    properties = {"title": f"{problem.state} {problem.title}"}
     file, _, line = problem.source.rpartition(":")
     if file and line.isdecimal():
         properties = {"file": _relative(file, root), "line": line, **properties}

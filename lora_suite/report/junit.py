@@ -34,7 +34,8 @@ def render(verdict: SuiteVerdict) -> str:
 
 
 def _run_cases(run: RunVerdict) -> list[TestCase]:
-    own = _case(run.case, f"run {run.repeat}", run.own_state, run.message, "\n".join(run.health))
+    told = "\n".join([*run.health, *run.notes])
+    own = _case(run.case, f"run {run.repeat}", run.own_state, run.message, told)
     if run.seconds is not None:
         own.time = round(run.seconds, 3)
     return [

@@ -57,7 +57,7 @@ def _problem_table(found: Sequence[Problem]) -> str:
     shown = found if len(found) <= ROWS else found[: ROWS - 1]
     lines = ["| state | what | why | before → after | last nights |", "| --- | --- | --- | --- | --- |"]
     lines += [
-        f"| {problem.state} | {_text(problem.place)} | {_why(problem)} | {_text(problem.evidence.change)} "
+        f"| {problem.state} | {_text(problem.title)} | {_why(problem)} | {_text(problem.evidence.change)} "
         f"| {_code(sparkline(problem.evidence.nights))} |"
         for problem in shown
     ]

@@ -26,7 +26,8 @@ _NO_SLUG = re.compile(r"[^a-z0-9.]+")
 class Problem:
     """One thing that is not PASS: where, and why (several lines where a log's end is quoted).
 
-    anchor: its place in the page. source: file:line of the limit, where known.
+    anchor: its place in the page. source: file:line of the limit, where known. owner: who answers
+    for it, empty where nobody is named.
     """
 
     state: State
@@ -35,6 +36,12 @@ class Problem:
     anchor: str
     source: str = ""
     evidence: Evidence = field(default_factory=Evidence)
+    owner: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its place, and whom to ask."""
+        return f"{self.place} (owner {self.owner})" if self.owner else self.place
 
 
 def problems(verdict: SuiteVerdict, *, brief: bool) -> list[Problem]:
@@ -71,6 +78,11 @@ def health_flags(runs: Sequence[RunVerdict]) -> list[tuple[str, str]]:
         (f"{case} run {describe_steps(sorted(set(repeats)))}", flag)
         for (case, flag), repeats in flagged.items()
     ]
+
+
+def run_notes(runs: Sequence[RunVerdict]) -> list[tuple[str, str]]:
+    """What else to know of runs: each note with the run that has it."""
+    return [(f"{run.case} run {run.repeat}", note) for run in runs for note in run.notes]
 
 
 def notes_of(verdict: SuiteVerdict, pair: PairVerdict) -> list[str]:
@@ -136,7 +148,7 @@ def _merged(verdict: SuiteVerdict, group: Sequence[_RunProblem]) -> Problem:
     repeats = describe_steps(sorted({problem.run.repeat for problem in group}))
     place, case, check = f"{first.run.case} run {repeats}", first.run.case, first.check
     if check is None:
-        return Problem(first.state, place, first.message, run_anchor(first.run))
+        return Problem(first.state, place, first.message, run_anchor(first.run), owner=first.run.owner)
     return Problem(
         first.state,
         f"{place}: {check.name}",
@@ -144,13 +156,21 @@ def _merged(verdict: SuiteVerdict, group: Sequence[_RunProblem]) -> Problem:
         check_anchor(case, check.name),
         check.source,
         of_run_check(verdict, case, check),
+        first.run.owner,
     )
 
 
 def _pair_problems(verdict: SuiteVerdict, brief: bool) -> Iterator[Problem]:
     for pair in verdict.pairs:
         if pair.own_state != "PASS":
-            yield Problem(pair.own_state, pair.name, pair.message, pair_anchor(pair.name), pair.source)
+            yield Problem(
+                pair.own_state,
+                pair.name,
+                pair.message,
+                pair_anchor(pair.name),
+                pair.source,
+                owner=pair.owner,
+            )
         for check in pair.checks:
             if check.state != "PASS":
                 yield _pair_problem(verdict, pair, check, brief)
@@ -165,4 +185,5 @@ def _pair_problem(verdict: SuiteVerdict, pair: PairVerdict, check: PairCheckVerd
         check_anchor(pair.name, check.expression),
         check.source,
         of_pair_check(verdict, pair, check),
+        pair.owner,
     )

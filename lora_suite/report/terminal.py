@@ -19,7 +19,7 @@ from rich.text import Text
 from lora_suite.judge.verdict import PairCheckVerdict, PairVerdict, RunVerdict, State, SuiteVerdict, worst
 from lora_suite.report.evidence import Evidence, measured_runs
 from lora_suite.report.glyphs import encodable, in_ascii, interval_bar, sparkline
-from lora_suite.report.problems import Problem, health_flags, notes_of, problems, short_name
+from lora_suite.report.problems import Problem, health_flags, notes_of, problems, run_notes, short_name
 from lora_suite.report.words import count, detects, duration, interval, outcome, shortened
 
 # Lines that a verdict may take on a terminal, and those that problems get however long the tables are.
@@ -202,12 +202,13 @@ def _evidence_lines(evidence: Evidence, width: int) -> list[Text]:
 
 
 def _problem_text(problem: Problem, message: str) -> Text:
-    return Text.assemble((problem.state, STYLES[problem.state]), f" {problem.place}: {message}")
+    return Text.assemble((problem.state, STYLES[problem.state]), f" {problem.title}: {message}")
 
 
 def _notes(verdict: SuiteVerdict, *, terminal: bool) -> list[Text]:
     notes = [f"note: {pair.name}: {note}" for pair in verdict.pairs for note in notes_of(verdict, pair)]
     notes += [f"note: {each.case}: {each.metric}: {each.alert}" for each in verdict.history if each.alert]
+    notes += [f"note: {place}: {note}" for place, note in run_notes(verdict.runs)]
     flags = [f"{place}: {flag}" for place, flag in health_flags(verdict.runs)]
     if terminal and len(flags) > 1:
         flags = [f"{flags[0]} (and {len(flags) - 1} more in verdict.json)"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,19 @@ def test_exit_codes(suite, deeds, code):
 def test_a_limit_inside_the_interval_is_inconclusive(suite):
     code, verdict, _, _ = suite(launcher=FakeLauncher(slow_lora(0.8)))
     assert (code, verdict.pairs[0].state) == (5, "INCONCLUSIVE")
+
+
+def test_whoever_answers_for_a_failure_stands_beside_it(suite):
+    case, pair = replace(make_case(FULL), owner="trainers"), make_pair(owner="lora-team")
+    plan = make_plan(pair, cases={FULL: case, LORA: make_case(LORA)})
+    launcher = FakeLauncher({**slow_lora(1.2), (FULL, 1): CRASH})
+    _, verdict, text, folder = suite(plan, launcher)
+    assert verdict.runs[0].owner == "trainers"
+    assert verdict.pairs[0].owner == "lora-team"
+    assert f"ERROR {FULL} run 1 (owner trainers): killed" in text
+    assert "MISSING fsdp2 (owner lora-team): " in text
+    assert "(owner lora-team)" in (folder / "report.html").read_text()
+    assert "owner trainers" in (folder / "report.md").read_text()
 
 
 def test_a_failed_check_wins_over_an_inconclusive_pair(suite):
@@ -291,6 +305,7 @@ def test_the_request_reaches_the_plan(monkeypatch, tmp_path):
         overrides=("~x.y",),
         arm_overrides=("lora:a=1",),
         select="fsdp2",
+        tiers="nightly",
         repeats=2,
         budget_minutes=20.0,
         results=tmp_path,
@@ -301,6 +316,7 @@ def test_the_request_reaches_the_plan(monkeypatch, tmp_path):
         "overrides": ("~x.y",),
         "arm_overrides": ("lora:a=1",),
         "select": "fsdp2",
+        "tiers": "nightly",
         "repeats": 2,
         "budget_minutes": 20.0,
     }

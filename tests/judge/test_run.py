@@ -80,6 +80,15 @@ def test_a_healthy_run_passes_with_its_figures(tmp_path, stem):
     assert [check.value for check in verdict.checks if check.kind == "check"] == ["1.103638323514327"]
 
 
+@pytest.mark.parametrize(
+    ("share", "notes"), [(0.79, []), (0.80, []), (0.85, ["took 85 % of the 3 minutes that it may take"])]
+)
+def test_a_run_that_came_close_to_its_limit_says_so(tmp_path, share, notes):
+    verdict = judged(tmp_path, seconds=share * 180.0)
+    assert make_case().minutes == 3
+    assert (verdict.state, verdict.notes) == ("PASS", notes)
+
+
 def test_the_floor_of_a_step_is_its_time_over_the_recorded_ratio(tmp_path):
     def twice(metrics, record):
         metrics["performance/floor_ratio"] = dict.fromkeys(metrics["timing/train/step_time"], 4.0)
