@@ -73,7 +73,8 @@ def judge_ratio(
 ) -> PairCheckVerdict:
     """Judge a ratio on its interval over the blocks: PASS, FAIL, or INCONCLUSIVE with the reason.
 
-    MISSING where a block lacks what it reads. A run that never became steady makes it INCONCLUSIVE.
+    MISSING where a block lacks what it reads. A run that never became steady makes it INCONCLUSIVE; its steps
+    are kept for a look at them.
     """
     verdict = PairCheckVerdict(
         expression=expression.text, state="INCONCLUSIVE", operator=form.op, limit=form.limit
@@ -83,12 +84,18 @@ def judge_ratio(
         if absent is not None:
             verdict.state, verdict.message = "MISSING", f"run {block.repeat}: {absent}"
             return verdict
-    try:
-        sides = [sides_of(form, block, method) for block in blocks]
-    except ValueError as error:
-        verdict.message = str(error)
+    sides, problems = [], []
+    for block in blocks:
+        try:
+            sides.append(sides_of(form, block, method))
+        except ValueError as error:
+            problems.append(str(error))
+            verdict.matched += _steps_as_seen(form, block, method)
+        else:
+            verdict.matched += [sides[-1].steps()] if sides[-1].matched else []
+    if problems:
+        verdict.message = problems[0]
         return verdict
-    verdict.matched = [each.steps() for each in sides if each.matched]
     log_ratios = [each.log_ratio for each in sides]
     if len(log_ratios) < 2:
         verdict.value = f"{math.exp(log_ratios[0]):.4f}"
@@ -144,6 +151,34 @@ def _by_step(form: PairForm, block: Block, method: Method) -> Sides:
     return Sides(block.repeat, median_log_ratio(left, right), left, right, True, trimmed)
 
 
+def _steps_as_seen(form: PairForm, block: Block, method: Method) -> list[MatchedSteps]:
+    """The steps that both arms have of a block that gives no ratio, for a report to draw.
+
+    Left out is the floor alone: where warm-up ends is what could not be told.
+    """
+    if not method.matched or not all(is_keyed_by_step(name) for _, name in (form.left, form.right)):
+        return []
+    left, right = _windows(form, block)
+    steps = sorted(
+        step for step in left.keys() & right.keys() if _is_positive(left[step]) and _is_positive(right[step])
+    )
+    floor = floor_steps(block.arms[form.left[0]], method.warmup) | floor_steps(
+        block.arms[form.right[0]], method.warmup
+    )
+    seen = MatchedSteps(
+        repeat=block.repeat,
+        steps=steps,
+        left=[left[step] for step in steps],
+        right=[right[step] for step in steps],
+        trimmed=[step for step in steps if step in floor],
+    )
+    return [seen] if steps else []
+
+
+def _is_positive(value: float) -> bool:
+    return math.isfinite(value) and value > 0
+
+
 def _of_medians(form: PairForm, block: Block, warmups: Mapping[str, Warmup]) -> Sides:
     sides, medians = [], []
     for (arm, name), values in zip((form.left, form.right), _windows(form, block), strict=True):
@@ -151,7 +186,7 @@ def _of_medians(form: PairForm, block: Block, warmups: Mapping[str, Warmup]) -> 
         if not kept:
             raise ValueError(_nothing_left(warmups[arm].steps))
         median = statistics.median(kept.values())
-        if not (math.isfinite(median) and median > 0):
+        if not _is_positive(median):
             raise ValueError(f"{name} is not positive")
         sides.append(kept)
         medians.append(median)
@@ -176,7 +211,7 @@ def _unlike_steps(
     (left_arm, left_name), (right_arm, right_name) = form.left, form.right
     values = [*left.values(), *right.values()]
     timed = left_name.startswith(_TIMED) and right_name.startswith(_TIMED)
-    if not timed or not all(math.isfinite(value) and value > 0 for value in values):
+    if not timed or not all(map(_is_positive, values)):
         return frozenset()
     logs = {step: math.log(left[step] / right[step]) for step in left}
     try:

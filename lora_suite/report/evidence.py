@@ -13,6 +13,7 @@ from lora_suite.judge.verdict import (
     CaseHistory,
     CheckVerdict,
     Effect,
+    MatchedSteps,
     PairCheckVerdict,
     PairVerdict,
     PhaseDelta,
@@ -121,8 +122,8 @@ def measured_runs(runs: Sequence[RunVerdict]) -> list[RunVerdict]:
 def _arm_change(verdict: SuiteVerdict, pair: PairVerdict, check: PairCheckVerdict, form: PairForm) -> str:
     sides = []
     for (arm, metric), matched in (
-        (form.right, [each.right for each in check.matched]),
-        (form.left, [each.left for each in check.matched]),
+        (form.right, [_kept(each, each.right) for each in check.matched]),
+        (form.left, [_kept(each, each.left) for each in check.matched]),
     ):
         values = [statistics.median(each) for each in matched if each]
         if not values and metric == STEP_TIME:
@@ -132,6 +133,11 @@ def _arm_change(verdict: SuiteVerdict, pair: PairVerdict, check: PairCheckVerdic
             return ""
         sides.append(f"{arm} {figure(statistics.median(values))}")
     return f"{sides[0]} → {sides[1]} {unit(form.left[1])}".rstrip()
+
+
+def _kept(matched: MatchedSteps, values: Sequence[float]) -> list[float]:
+    trimmed = set(matched.trimmed)
+    return [value for step, value in zip(matched.steps, values, strict=False) if step not in trimmed]
 
 
 def _metrics(expression: str) -> list[str]:

@@ -314,6 +314,23 @@ class TestWarmUp:
             "so more than half of the run would be warm-up"
         )
 
+    def test_the_steps_of_a_run_that_is_not_steady_can_be_looked_at(self, tmp_path):
+        check = self.judged(tmp_path, slow_start("full", 3, 24, 1.3)).checks[0]
+        assert check.effect is None
+        assert [each.repeat for each in check.matched] == [1, 2, 3, 4]
+        unsteady = check.matched[2]
+        assert unsteady.steps == list(range(1, 41))
+        assert unsteady.trimmed == [1, 2, 3, 4]
+        assert unsteady.right == pytest.approx([1.3 * FULL_TIMES[2]] * 24 + [FULL_TIMES[2]] * 16)
+
+    def test_values_that_no_ratio_has_are_not_drawn(self, tmp_path):
+        check = self.judged(
+            tmp_path, lambda arm, repeat, step: 0.0 if (arm, repeat, step) == ("lora", 2, 30) else 1.0
+        ).checks[0]
+        assert check.state == "INCONCLUSIVE"
+        assert 30 not in check.matched[1].steps
+        assert len(check.matched[1].steps) == 39
+
     @pytest.mark.parametrize(("slow", "other"), [("lora", "full"), ("full", "lora")])
     def test_batches_of_unlike_lengths_do_not_hide_it_from_the_ratio(self, tmp_path, slow, other):
         """Each run's own times scatter by factors of up to 8, as the batches of both arms do."""

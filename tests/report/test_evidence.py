@@ -52,6 +52,15 @@ def test_matched_steps_say_more_than_summaries():
     assert evidence(verdict).change == "full 2 → lora 4 s"
 
 
+def test_steps_that_are_left_out_count_for_nothing():
+    verdict = arms(full=0.1, lora=0.25)
+    steps = MatchedSteps(
+        repeat=1, steps=[1, 2, 3, 4], left=[90, 80, 4, 4], right=[90, 80, 2, 2], trimmed=[1, 2]
+    )
+    verdict.pairs[0].checks[0].matched = [steps]
+    assert evidence(verdict).change == "full 2 → lora 4 s"
+
+
 def test_an_arm_without_figures_leaves_nothing_to_show():
     assert evidence(arms(full=0.1)).change == ""
 
