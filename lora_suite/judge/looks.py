@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When to look at a pair while it runs, and when to stop.
+"""How sure a look at a pair must be while it runs, and when to stop. When to look: `lora_suite.plan.order`.
 
 A stable pair is decided after two pairs of runs, a noisy one needs more. Whoever looks several times and
 stops at the first clear answer is wrong more often than 5 %: so an early look asks for more certainty, after
@@ -22,9 +22,6 @@ from typing import Literal
 
 from lora_suite.judge.verdict import PairVerdict
 
-# Pairs of runs (repeats) after which is looked. Even, so that ABBA order cancels a drift.
-PAIRS_AT_LOOK = (2, 4, 6, 8)
-
 # C_K by the number of looks K, for two-sided 5 %.
 _OBRIEN_FLEMING = {1: 1.9600, 2: 1.9774, 3: 2.0041, 4: 2.0243}
 
@@ -37,24 +34,13 @@ class Look:
     message: str
 
 
-def looks_within(repeats: int) -> tuple[int, ...]:
-    """The numbers of pairs at which is looked where at most `repeats` are run, the last always among them.
-
-    Raises ValueError for fewer than two: one repeat shows no spread.
-    """
-    if repeats < 2:
-        raise ValueError("looks need at least two repeats")
-    capped = min(repeats, PAIRS_AT_LOOK[-1])
-    return (*(pairs for pairs in PAIRS_AT_LOOK if pairs < capped), capped)
-
-
 def confidence_of_look(look: int, looks: int) -> float:
     """Confidence of the interval at the `look`-th (from 1) of `looks` looks; the single look has 0.95.
 
     Raises ValueError for a look that is not planned, and for more than four looks.
     """
     if looks not in _OBRIEN_FLEMING or not 1 <= look <= looks:
-        raise ValueError(f"look {look} of {looks}: there are 1 to {len(PAIRS_AT_LOOK)} looks")
+        raise ValueError(f"look {look} of {looks}: there are 1 to {max(_OBRIEN_FLEMING)} looks")
     quantile = _OBRIEN_FLEMING[looks] * math.sqrt(looks / look)
     return 2 * NormalDist().cdf(quantile) - 1
 

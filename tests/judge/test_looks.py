@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lora_suite.judge.looks import confidence_of_look, judge_look, looks_within
+from lora_suite.judge.looks import confidence_of_look, judge_look
 from lora_suite.judge.verdict import Effect, PairCheckVerdict, PairVerdict, State
 
 
@@ -45,27 +45,6 @@ def test_early_looks_ask_for_more():
 def test_what_is_not_planned_is_refused(look, looks):
     with pytest.raises(ValueError, match="there are 1 to 4 looks"):
         confidence_of_look(look, looks)
-
-
-@pytest.mark.parametrize(
-    ("repeats", "expected"),
-    [
-        (2, (2,)),
-        (3, (2, 3)),
-        (4, (2, 4)),
-        (6, (2, 4, 6)),
-        (7, (2, 4, 6, 7)),
-        (8, (2, 4, 6, 8)),
-        (20, (2, 4, 6, 8)),
-    ],
-)
-def test_looks_within_the_repeats(repeats, expected):
-    assert looks_within(repeats) == expected
-
-
-def test_one_repeat_has_no_look():
-    with pytest.raises(ValueError, match="two repeats"):
-        looks_within(1)
 
 
 def pair(*states: State, effect: bool = True, own: State = "PASS") -> PairVerdict:

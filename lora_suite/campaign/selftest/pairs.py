@@ -24,7 +24,7 @@ from lora_suite.campaign.selftest.traces import (
     slower,
 )
 from lora_suite.judge.block import Block
-from lora_suite.judge.looks import confidence_of_look, judge_look, looks_within
+from lora_suite.judge.looks import confidence_of_look, judge_look
 from lora_suite.judge.pair_check import judge_pair_check
 from lora_suite.judge.ratio import Method
 from lora_suite.judge.statistics import (
@@ -37,6 +37,7 @@ from lora_suite.judge.statistics import (
 from lora_suite.judge.tail import tail_checks
 from lora_suite.judge.verdict import PairCheckVerdict, PairVerdict
 from lora_suite.plan.metric_names import STEP_TIME
+from lora_suite.plan.order import looks_up_to
 
 RATIO = f'ratio({LORA}["{STEP_TIME}"], {FULL}["{STEP_TIME}"]) < 1.00'
 PAIRS = 4
@@ -182,7 +183,7 @@ def _looks(seeds: int) -> Iterator[Row]:
 
 def _looked(seed: int, machine: Machine, planted: float) -> tuple[str, int]:
     """Run pairs until a look decides; return the state and the pairs that were run."""
-    looks = looks_within(8)
+    looks = looks_up_to(None)
     given = blocks(seed, looks[-1], machine, slower(planted) if planted else nothing)
     for number, pairs in enumerate(looks, 1):
         method = Method(WARMUP, confidence=confidence_of_look(number, len(looks)))
