@@ -80,4 +80,5 @@ def test_a_broken_model_file_is_named(tmp_path, text):
 
 def test_every_shipped_architecture_states_a_name_of_its_own():
     names = [json.loads(path.read_text())["_name_or_path"] for path in (RECIPES / "models").glob("*.json")]
-    assert len(names) == len({name.lower() for name in names}) == 5
+    assert names
+    assert len(names) == len({name.lower() for name in names})
