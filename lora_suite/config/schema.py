@@ -135,6 +135,7 @@ class DTensor(Block):
     cpu_offload: bool
     sequence_parallel: bool
     activation_checkpointing: bool
+    fast_path: Literal["auto", "off"]
     dp_replicate_size: Positive
     tensor_parallel_size: Positive
     context_parallel_size: Positive

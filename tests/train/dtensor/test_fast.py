@@ -7,12 +7,14 @@ Without a GPU nothing is compiled or captured, and the code in between is what i
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
 
 from lora_suite.blueprint.preflight import preflight
 from lora_suite.train.backends.dtensor import fast
+from lora_suite.train.backends.dtensor.build import build as build_plain
 from lora_suite.train.backends.dtensor.fast.linears import FramedLinear
 from lora_suite.train.batch import IGNORED
 from tests.train.dtensor.ranks import LORA, RECIPES, TINY, Setting, awake, rows, run_ranks, share, supervised
@@ -134,6 +136,17 @@ def resumed(setting):
 def test_a_state_comes_back(tmp_path, overrides):
     left, right = run_ranks(1, tmp_path / "ranks", resumed, Setting(overrides))[0]
     assert left == right
+
+
+@pytest.mark.slow
+def test_the_program_trains_alike_and_every_invariant_holds(new_run):
+    losses = []
+    for name, build in (("plain", build_plain), ("fast", partial(fast.build, gpu=False))):
+        run = new_run(name)
+        assert run.train(LORA, backend=build) == 0
+        assert [each.name for each in run.record.invariants if each.ok is False] == []
+        losses.append(list(run.metrics["train/loss"].values()))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,10 @@ class FastBackend:
         losses = []
         if self._full is not None:
             self._full.begin()
-        for batch in batches:
+        for index, batch in enumerate(batches):
             self._prepare(batch)
+            if self.bank is not None and index:
+                self.bank.collect()
             losses.append(self._run(batch))
             if self._full is not None and len(batches) > 1:
                 self._full.add()

@@ -35,9 +35,10 @@ def gated_mlp(
 ) -> torch.Tensor:
     """down(silu(gate) · up) of x [tokens, hidden].
 
-    ops: kernels to use where they apply: without bias, and with adapters on both stacks or on neither.
+    ops: kernels to use where they apply: in training, without bias, and with adapters on both stacks or on
+    neither.
     """
-    if ops is not None and gate_up.bias is None and down.bias is None:
+    if ops is not None and torch.is_grad_enabled() and gate_up.bias is None and down.bias is None:
         if isinstance(gate_up, StackedLinear) and isinstance(down, StackedLinear):
             states = gate_up(x)
             return cast(torch.Tensor, down(_apply(_Gated, states, ops)))
