@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import re
+from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from check_metrics.language import CALLABLE
 from lora_suite.config.errors import ConfigError
 from lora_suite.config.nearest import nearest, similar_file
 from lora_suite.config.yaml_source import YamlFile, read_yaml
@@ -80,10 +82,12 @@ class PairEntry(Entry):
     def _names_fit_expressions(cls, arms: dict[str, str]) -> dict[str, str]:
         """Arms are names in check expressions, and each is a case of its own."""
         for name in arms:
-            if not name.isidentifier() or name == "data":
+            if not name.isidentifier() or iskeyword(name) or name == "data":
                 raise ValueError(
                     f"the arm name {name!r} cannot be used in a check: write letters, digits and _"
                 )
+            if name in CALLABLE:
+                raise ValueError(f"the arm name {name!r} is a function of checks: write {name}_ or another")
         if len(set(arms.values())) < len(arms):
             raise ValueError("two arms are the same case; an arm needs a recipe and driver of its own")
         return arms

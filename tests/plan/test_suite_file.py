@@ -51,6 +51,8 @@ def test_defaults_and_bare_stems(tmp_path: Path) -> None:
             "'a-b' cannot be used in a check",
         ),
         ("name: x\npairs:\n- {name: p, arms: {data: s, c: t}, checks: [x]}\n", "'data' cannot be used"),
+        ("name: x\npairs:\n- {name: p, arms: {is: s, c: t}, checks: [x]}\n", "'is' cannot be used"),
+        ("name: x\npairs:\n- {name: p, arms: {first: s, c: t}, checks: [x]}\n", "'first' is a function of"),
         ("name: x\n" + PAIR + "- {name: p, arms: {full: c, lora: d}}\n", "the pair p stands twice"),
         ("name: x\ncases: [a, a]\n", "the case a stands twice"),
     ],
