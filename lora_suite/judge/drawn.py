@@ -17,6 +17,7 @@ MOST_POINTS = 300
 _DIGITS = 6
 _PHASE = "timing/train/{}"
 _MEMORY = "ray/"
+_PEAK_MEMORY = "memory/peak_allocated_gib"
 
 
 def phases(evidence: Evidence, warmup: int) -> dict[str, float]:
@@ -33,9 +34,13 @@ def phases(evidence: Evidence, warmup: int) -> dict[str, float]:
 
 
 def drawn_series(evidence: Evidence) -> dict[str, Points]:
-    """Loss, step time, memory over time, and of a short run the phases; at most `MOST_POINTS` points each."""
+    """Loss, step time, memory over time, and of a short run the phases; at most `MOST_POINTS` points each.
+
+    Memory is what was sampled on the devices, or, where there are none, the peak so far.
+    """
     metrics = evidence.metrics
-    names = [LOSS, VALIDATION_LOSS, STEP_TIME, *(name for name in metrics if name.startswith(_MEMORY))]
+    sampled = [name for name in metrics if name.startswith(_MEMORY)]
+    names = [LOSS, VALIDATION_LOSS, STEP_TIME, *(sampled or [_PEAK_MEMORY])]
     names += [
         name
         for name in map(_PHASE.format, PHASES)

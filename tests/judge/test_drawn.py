@@ -47,6 +47,14 @@ def test_series_are_those_that_reports_draw(evidence: Evidence) -> None:
     assert drawn["train/loss"].at == [1, 2, 3, 5, 6, 7, 8, 9, 10]
 
 
+def test_without_devices_the_peak_so_far_is_drawn(tmp_path: Path) -> None:
+    def add(metrics: dict[str, Any], record: dict[str, Any]) -> None:
+        metrics["memory/peak_allocated_gib"] = per_step(lambda step: 1.0 + step)
+
+    drawn = drawn_series(read_evidence(write_run(tmp_path, make_case(), damage=add)))
+    assert drawn["memory/peak_allocated_gib"].values == [2.0 + step for step in range(10)]
+
+
 def series(values: list[float]) -> Series:
     return Series("x", tuple(range(1, len(values) + 1)), tuple(values))
 
