@@ -118,11 +118,12 @@ def run_campaign(
     verdict = execute(plan, results, launcher or LocalLauncher(), console, keep=request.keep, priors=priors)
     verdict.command, verdict.environments = request.command, environment_facts(verdict.runs)
     _point_at_checks(verdict, request.suite)
-    unstored = _store(verdict, results)
-    with undisturbed():
-        verdict, forgotten = (verdict, "") if unstored else memory.take(verdict, results)
-    if verdict.history:
-        unstored = _store(verdict, results)
+    # The history reads the stored verdict, and gives what the reports show of earlier nights.
+    unstored, forgotten = _store(verdict, results), ""
+    if not unstored:
+        with undisturbed():
+            verdict, forgotten = memory.take(verdict, results)
+        unstored = _store(verdict, results, reports=True)
     # Nobody may be watching any more (a closed pipe, a lost terminal): the verdict counts all the same.
     with contextlib.suppress(OSError):
         terminal.render(verdict, console)
@@ -155,12 +156,13 @@ def _point_at_checks(verdict: SuiteVerdict, suite: Path) -> None:
             check.source = f"{suite}:{line}" if line else ""
 
 
-def _store(verdict: SuiteVerdict, results: Path) -> str | None:
-    """Write the verdict and its reports; return why that failed, if it did."""
+def _store(verdict: SuiteVerdict, results: Path, *, reports: bool = False) -> str | None:
+    """Write the verdict, with its reports where they are wanted; return why that failed, if it did."""
     try:
         with undisturbed():
             write_json_atomically(results / VERDICT, verdict.model_dump(mode="json"))
-            store(verdict, results)
+            if reports:
+                store(verdict, results)
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
     return None

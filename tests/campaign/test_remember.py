@@ -51,6 +51,14 @@ def test_a_store_that_was_asked_for_is_made_and_shown(suite, tmp_path):
     assert first.exit_code == second.exit_code == 0
 
 
+def test_the_reports_are_made_once_and_know_the_history(suite, monkeypatch, tmp_path):
+    made = []
+    monkeypatch.setattr(campaign, "store", lambda verdict, folder: made.append(verdict))
+    done, _ = suite(tmp_path / "history.db")
+    assert made == [done.verdict]
+    assert made[0].history
+
+
 def test_the_usual_store_is_used_where_there_is_one(suite, tmp_path):
     usual = tmp_path / ".lora-suite" / "history.db"
     with Store(usual, create=True):
