@@ -8,13 +8,13 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from check_metrics.language import CALLABLE
 from lora_suite.config.errors import ConfigError
-from lora_suite.config.nearest import nearest, similar_file
-from lora_suite.config.yaml_source import YamlFile, read_yaml
+from lora_suite.config.nearest import similar_file
 from lora_suite.plan.external.entry import Declares, ExternalEntry
+from lora_suite.plan.yaml_model import Blocks, read_model
 
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -26,7 +26,7 @@ STEP_TIME_BELOW_FULL = 'ratio(lora["timing/train/step_time"], full["timing/train
 
 
 class Entry(BaseModel):
-    """Base of the suite's parts: strict, closed to unknown keys."""
+    """Base of the parts of such a file: strict, closed to unknown keys."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -149,15 +149,20 @@ class SuiteFile(Entry):
         return [{"case": entry} if isinstance(entry, str) else entry for entry in cases]
 
 
+_BLOCKS: Blocks = {
+    "cases": CaseEntry,
+    "pairs": PairEntry,
+    "canaries": CanaryEntry,
+    "external": ExternalEntry,
+    "declares": Declares,
+}
+
+
 def read_suite(path: Path) -> SuiteFile:
     """Read and check one suite file; raises ConfigError naming file, line and key."""
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such suite{similar_file(path)}")
-    source = read_yaml(path)
-    try:
-        suite = SuiteFile.model_validate(source.tree)
-    except ValidationError as error:
-        raise ConfigError("\n".join(_message(source, detail) for detail in error.errors())) from error
+    suite = read_model(path, SuiteFile, _BLOCKS)
     _refuse_repeated(path, "case", [entry.case for entry in suite.cases])
     _refuse_segments(path, suite)
     _refuse_repeated(
@@ -202,29 +207,3 @@ def _refuse_repeated(path: Path, what: str, names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"{path}: the {what} {name} stands twice; keep one")
-
-
-def _message(source: YamlFile, detail: Any) -> str:
-    """One line for one thing that pydantic found, with the nearest key where a key is unknown."""
-    location = detail["loc"]
-    key = ".".join(str(part) for part in location)
-    line = source.lines.get(str(location[0]) if location else "", 0)
-    where = f"{source.path}:{line}" if line else f"{source.path}"
-    if detail["type"] == "extra_forbidden":
-        close = nearest(str(location[-1]), _fields(location))
-        hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(_fields(location))}"
-        return f"{where}: unknown key {key}{hint}"
-    return f"{where}: {key}: {detail['msg'].removeprefix('Value error, ')}"
-
-
-def _fields(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that are valid in the block where a location lies."""
-    blocks: dict[int | str, type[BaseModel]] = {
-        "cases": CaseEntry,
-        "pairs": PairEntry,
-        "canaries": CanaryEntry,
-        "external": ExternalEntry,
-        "declares": Declares,
-    }
-    inner = [blocks[part] for part in location[:-1] if part in blocks]
-    return list((inner[-1] if inner else SuiteFile).model_fields)
