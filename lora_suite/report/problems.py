@@ -45,8 +45,10 @@ class Problem:
 
 
 def problems(verdict: SuiteVerdict, *, brief: bool) -> list[Problem]:
-    """The problems of runs, then of pairs, in the verdict's order; each non-PASS state leads to one or more.
+    """What is wrong with pairs, then with runs, in the verdict's order; each non-PASS state leads to one or
+    more.
 
+    A pair that lacks runs comes after them: why they lack is said there.
     brief: a check that failed in several runs of a case is one problem, with the first run's message, and so
     are runs of a case that broke in the same way; pair checks go by their short names.
     """
@@ -54,7 +56,12 @@ def problems(verdict: SuiteVerdict, *, brief: bool) -> list[Problem]:
     groups: dict[object, list[_RunProblem]] = {}
     for position, problem in enumerate(found):
         groups.setdefault(problem.group if brief else position, []).append(problem)
-    return [*(_merged(verdict, group) for group in groups.values()), *_pair_problems(verdict, brief)]
+    of_runs = [_merged(verdict, group) for group in groups.values()]
+    of_pairs = list(_pair_problems(verdict, brief))
+    told, lacking = [], []
+    for problem in of_pairs:
+        (lacking if problem.state == "MISSING" else told).append(problem)
+    return [*told, *of_runs, *lacking]
 
 
 def short_name(expression: str) -> str:

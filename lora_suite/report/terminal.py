@@ -28,6 +28,8 @@ _PROBLEM_LINES = 6
 # Width that no table reaches: where the output is no terminal, nothing is to be cut.
 _UNLIMITED = 10_000
 _INDENT = "     "
+# " %" while lines are broken: a character of one cell that no text has, and that is no space.
+_TIED = "\ue000%"
 # Problems that a terminal shows with what is beside them.
 _EXPLAINED = 3
 
@@ -168,7 +170,7 @@ def _problem_lines(found: Sequence[Problem], room: int, console: Console) -> lis
 def _fitted(problem: Problem, room: int, console: Console) -> tuple[list[Text], list[Text]]:
     """A problem in at most `room` lines: what it is, and of a quoted log the end, which says most."""
     what, *log = problem.message.splitlines() or [""]
-    head = list(_problem_text(problem, what).wrap(console, console.width))
+    head = _wrapped(_problem_text(problem, what), console)
     if len(head) > room:
         head = head[:room]
         head[-1].rstrip()
@@ -176,6 +178,15 @@ def _fitted(problem: Problem, room: int, console: Console) -> tuple[list[Text], 
         head[-1].append(" …")
     tail = [Text(line) for line in log]
     return head, tail[max(len(tail) - (room - len(head)), 0) :]
+
+
+def _wrapped(text: Text, console: Console) -> list[Text]:
+    """Lines no wider than the terminal, none of which begins with a number's percent sign."""
+    text.plain = text.plain.replace(" %", _TIED)
+    lines = list(text.wrap(console, console.width))
+    for line in lines:
+        line.plain = line.plain.replace(_TIED, " %")
+    return lines
 
 
 def _whole(problem: Problem) -> list[Text]:
@@ -197,7 +208,8 @@ def _evidence_lines(evidence: Evidence, width: int) -> list[Text]:
         else:
             lines.append(piece)
     if evidence.cause:
-        lines += textwrap.wrap(f"cause: {evidence.cause}", width - len(_INDENT))
+        tied = f"cause: {evidence.cause}".replace(" %", _TIED)
+        lines += [line.replace(_TIED, " %") for line in textwrap.wrap(tied, width - len(_INDENT))]
     return [Text(_INDENT + line, style="dim") for line in lines]
 
 

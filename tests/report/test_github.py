@@ -44,9 +44,9 @@ def test_repeats_are_one_annotation_and_lines_are_escaped():
     lines = render(night(pairs=3)).splitlines()
     assert len(lines) == 4
     assert all(line.startswith("::error ") for line in lines)
-    assert "%0A  Traceback" in lines[1]
-    assert "0.2202 → 0.5871" in lines[0]
-    assert "+22.7 %25 [+22.1, +23.3]" in lines[2]
+    assert "%0A  Traceback" in lines[2]
+    assert "0.2202 → 0.5871" in lines[1]
+    assert "+22.7 %25 [+22.1, +23.3]" in lines[0]
 
 
 def test_a_message_cannot_give_a_command_of_its_own():

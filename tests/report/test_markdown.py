@@ -47,12 +47,12 @@ def test_a_green_suite_is_a_headline_and_folded_tables():
 
 def test_what_did_not_pass_is_a_row_with_its_evidence():
     found = rows(render(night(pairs=3)))
-    assert [cells[0].strip() for cells in found] == ["FAIL", "ERROR", "FAIL", "MISSING"]
-    _, place, why, change, nights = (cell.strip() for cell in found[2])
+    assert [cells[0].strip() for cells in found] == ["FAIL", "FAIL", "ERROR", "MISSING"]
+    _, place, why, change, nights = (cell.strip() for cell in found[0])
     assert place == r"llama3.1-8b-1n8g-fsdp2: lora/full step\_time"
     assert r"0.8447 \[0.8408, 0.8487\] is beyond the limit \< 0.8<br>`│" in why
     assert "**cause:** only the LoRA arm moved" in why
-    assert change == "full 0.32 → lora 0.2705 s"
+    assert change == "full 0.3196 → lora 0.27 s"
     assert nights.endswith("▇█████`")
 
 

@@ -132,7 +132,33 @@ class TestProblems:
         # What is beside the pair's check comes on top of the lines that messages get.
         assert len(text) <= 21
         assert max(map(len, text)) <= 80
-        assert sum(line.endswith("…") for line in text) >= 2
+        # The pair's message is whole, that of the runs is cut to its one line.
+        assert "\n".join(text).count("reason") == LONG.count("reason")
+        assert [line for line in text if line.endswith("…") and "run 1-4" in line]
+
+    @pytest.mark.parametrize("width", range(40, 72))
+    def test_no_line_begins_with_a_percent_sign(self, width):
+        message = "nor lies it below; smallest detectable effect 1.4 %, of the last night 12.5 % and 3 %"
+        verdict = self.failing(message=message)
+        verdict.pairs[0] = pair(
+            state="FAIL", checks=[PairCheckVerdict(expression=RATIO, state="FAIL", message=message)]
+        )
+        text = lines(verdict, width)
+        assert max(map(len, text)) <= width
+        assert not [line for line in text if line.lstrip().startswith("%")]
+        assert any("1.4 %" in line for line in text)
+
+    def test_what_is_wrong_with_pairs_is_never_pushed_out_by_runs(self):
+        verdict = suite()
+        for number, each in enumerate(verdict.runs):
+            each.state = each.own_state = "ERROR"
+            each.message = f"crashed: reason {number}"
+        check = PairCheckVerdict(expression=RATIO, state="FAIL", message="too slow")
+        verdict.pairs[2] = pair(name="last", state="FAIL", checks=[check])
+        assert any("too slow" in line for line in lines(verdict))
+        # A pair that lacks runs says less than they do.
+        verdict.pairs[2] = pair(name="last", state="MISSING", own_state="MISSING", message="lacks runs")
+        assert not any("lacks runs" in line for line in lines(verdict))
 
     def test_what_does_not_fit_is_counted(self):
         verdict = suite()
@@ -192,7 +218,7 @@ class TestEvidence:
         text = lines(night(pairs=3), width)
         assert max(map(len, text)) <= width
         shown = "\n".join(text)
-        assert "full 0.32 → lora 0.2705 s  │                ├●─┤" in shown
+        assert "full 0.3196 → lora 0.27 s  │                ├●─┤" in shown
         assert "▇█████" in shown
         words = " ".join(shown.split())
         assert (
@@ -245,7 +271,7 @@ def test_a_stream_that_knows_only_ascii_gets_look_alikes():
     render(night(pairs=3), Console(file=screen, width=80, force_terminal=True, color_system=None))
     screen.seek(0)
     text = screen.read().splitlines()
-    assert "     full 0.32 > lora 0.2705 s  |                [o-]" in text
+    assert "     full 0.3196 > lora 0.27 s  |                [o-]" in text
     assert max(map(len, text)) <= 80
 
 
