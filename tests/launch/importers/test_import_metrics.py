@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from check_metrics import evaluate, load_metrics, parse
-from lora_suite.cli import import_ as command
 from lora_suite.cli import main
+from lora_suite.cli.metrics import import_ as command
 from lora_suite.config import ConfigError
 from lora_suite.launch.importers import FORMATS, import_metrics
 from tests.launch.importers.event_samples import write_run
