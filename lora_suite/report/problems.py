@@ -58,10 +58,8 @@ def problems(verdict: SuiteVerdict, *, brief: bool) -> list[Problem]:
         groups.setdefault(problem.group if brief else position, []).append(problem)
     of_runs = [_merged(verdict, group) for group in groups.values()]
     of_pairs = list(_pair_problems(verdict, brief))
-    told, lacking = [], []
-    for problem in of_pairs:
-        (lacking if problem.state == "MISSING" else told).append(problem)
-    return [*told, *of_runs, *lacking]
+    told = [each for each in of_pairs if each.state != "MISSING"]
+    return [*told, *of_runs, *(each for each in of_pairs if each.state == "MISSING")]
 
 
 def short_name(expression: str) -> str:
