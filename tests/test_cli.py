@@ -10,8 +10,10 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -23,30 +25,33 @@ from lora_suite.config.errors import ConfigError
 from lora_suite.plan import lint as lint_module
 from lora_suite.plan.lint import Finding
 
-COMMANDS = (
-    ["report"],
-    ["run"],
-    ["train"],
-    ["config", "show"],
-    ["metrics", "import"],
-    ["lint"],
-    ["init"],
-    ["audit"],
-    ["calibrate"],
-    ["inspect-adapter"],
-)
-
 
 def invoke(*words: str):
     """Call the command line in this process."""
     return CliRunner().invoke(main, list(words))
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def every_command(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of each command, groups among them."""
+    for name, command in sorted(group.commands.items()):
+        yield (*path, name)
+        if isinstance(command, click.Group):
+            yield from every_command(command, (*path, name))
+
+
+@pytest.mark.parametrize("command", every_command(), ids=" ".join)
 def test_every_command_has_help_with_an_example(command):
     result = invoke(*command, "--help")
     assert result.exit_code == 0
     assert f"lora-suite {' '.join(command)}" in result.output.split("Example", 1)[1]
+
+
+@pytest.mark.parametrize("command", every_command(), ids=" ".join)
+def test_every_option_says_what_it_is_for(command):
+    found = main
+    for word in command:
+        found = found.commands[word]
+    assert [each.name for each in found.params if isinstance(each, click.Option) and not each.help] == []
 
 
 def test_version():

@@ -14,7 +14,7 @@ from lora_suite.cli.history import DATABASE, who
 _LABELS = ("real", "noise", "expected")
 
 
-@click.command()
+@click.command(short_help="Answer open alerts: real, expected or noise.")
 @click.argument("targets", nargs=-1, required=True, metavar="CASE[:METRIC]...")
 @click.option("--label", type=click.Choice(_LABELS), required=True, help="What the alert was.")
 @click.option("--until", type=click.DateTime(["%Y-%m-%d"]), help="Last day on which this counts.")

@@ -11,7 +11,7 @@ import click
 from lora_suite.cli.common import FINDINGS, leave, write
 
 
-@click.command()
+@click.command(short_help="Find what lets a regression pass in other repositories.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option(
     "--baseline",

@@ -13,7 +13,7 @@ from lora_suite.cli.history import DATABASE, who
 _RESULTS = click.argument("results", type=click.Path(path_type=Path))
 
 
-@click.group()
+@click.group(short_help="Hold suite runs against one that was given a name.")
 def baseline() -> None:
     """Name a suite run as the point of reference, and hold others against it.
 
@@ -44,7 +44,7 @@ def set_(name: str, results: Path, why: str, db: Path) -> None:
     click.echo(f"{name}: {len(fact.session.runs)} runs of {fact.session.suite}, {fact.session.started}")
 
 
-@baseline.command()
+@baseline.command(short_help="Hold times and memory of a suite run against a baseline.")
 @click.argument("name")
 @_RESULTS
 @DATABASE

@@ -10,7 +10,7 @@ import click
 from lora_suite.cli.common import RESULTS, SELECT, leave, minutes
 
 
-@click.command()
+@click.command(short_help="Find the commit from which on an arm is slower.")
 @click.argument("suite", type=click.Path(path_type=Path))
 @click.option("--good", required=True, metavar="COMMIT", help="A commit whose arm was fast.")
 @click.option("--bad", required=True, metavar="COMMIT", help="A later one whose arm is slow.")

@@ -10,7 +10,7 @@ import click
 from lora_suite.cli.common import RESULTS, SELECT, leave, write
 
 
-@click.command()
+@click.command(short_help="Propose limits from the noise of repeated runs.")
 @click.argument("suite", type=click.Path(path_type=Path))
 @click.option("--repeats", type=click.IntRange(min=3), required=True, help="Runs of every case, 5 or more.")
 @click.option(

@@ -12,7 +12,7 @@ from lora_suite.cli.common import leave
 _FOLDER = click.Path(path_type=Path)
 
 
-@click.command()
+@click.command(short_help="Hold one run, or run of a suite, against another.")
 @click.argument("left", type=_FOLDER)
 @click.argument("right", type=_FOLDER)
 @click.option("--lenient", is_flag=True, help="Compare although recipe or strict environment differ.")

@@ -18,7 +18,7 @@ def config() -> None:
     """
 
 
-@config.command()
+@config.command(short_help="Print a recipe: inherited, overridden, checked.")
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[OVERRIDE]...")
 @click.option("--origin", is_flag=True, help="Name the file and line that set each key.")

@@ -10,7 +10,7 @@ import click
 from lora_suite.cli.common import RESULTS, leave
 
 
-@click.command()
+@click.command(short_help="Say which effect this machine can tell from its noise.")
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0, min_open=True),

@@ -12,7 +12,7 @@ from lora_suite.cli.common import leave
 _FOLDER = click.Path(path_type=Path)
 
 
-@click.command()
+@click.command(short_help="Say why one run's step takes longer than another's.")
 @click.argument("left", type=_FOLDER)
 @click.argument("right", type=_FOLDER, required=False)
 @click.option("-k", "select", metavar="EXPR", help="Case of two suite runs, or pair of one.")

@@ -31,7 +31,7 @@ def who() -> str:
         return f"uid {os.getuid()}"
 
 
-@click.group()
+@click.group(short_help="Keep suite runs in a store, for trends and priors.")
 def history() -> None:
     """Keep suite runs in a store, from which trends, baselines and priors come.
 
@@ -87,7 +87,7 @@ def list_(last: int | None, db: Path) -> None:
     click.echo(f"{len(rows)} suite runs; {alarms}")
 
 
-@history.command()
+@history.command(short_help="Show one suite run: each run's figures and its steps.")
 @click.argument("session", metavar="ID")
 @DATABASE
 def show(session: str, db: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 
-@click.command()
+@click.command(short_help="Copy the starter recipes, drivers and suites.")
 @click.argument("directory", type=click.Path(path_type=Path))
 def init(directory: Path) -> None:
     """Copy the starter recipes, drivers and suites into DIRECTORY.

@@ -13,7 +13,7 @@ import click
 from lora_suite.cli.common import FINDINGS
 
 
-@click.command("inspect-adapter")
+@click.command("inspect-adapter", short_help="Show what an adapter folder holds, and what is wrong.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def inspect_adapter(directory: Path, as_json: bool) -> None:

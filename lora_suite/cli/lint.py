@@ -13,7 +13,7 @@ import click
 from lora_suite.cli.common import FINDINGS
 
 
-@click.command()
+@click.command(short_help="Find what is wrong in suites without running them.")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print findings as JSON.")
 def lint(paths: tuple[Path, ...], as_json: bool) -> None:

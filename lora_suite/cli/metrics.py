@@ -18,7 +18,7 @@ def metrics() -> None:
     """
 
 
-@metrics.command("import")
+@metrics.command("import", short_help="Write metrics as {metric: {step: value}}.")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="File to write.")
 @click.option(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _NAMES = ("terminal", "html", "markdown", "junit", "github")
 
 
-@click.command()
+@click.command(short_help="Render the verdict of a suite run once more.")
 @click.argument("results", type=click.Path(path_type=Path))
 @click.option(
     "--format",

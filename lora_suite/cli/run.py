@@ -10,7 +10,7 @@ import click
 from lora_suite.cli.common import BUDGET, PROFILE, PROFILING, RESULTS, SELECT, TIERS, leave
 
 
-@click.command()
+@click.command(short_help="Run a suite, judge it, print and store the verdict.")
 @click.argument("suite", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[OVERRIDE]...")
 @SELECT

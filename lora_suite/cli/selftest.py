@@ -10,7 +10,7 @@ import click
 from lora_suite.cli.common import leave
 
 
-@click.command()
+@click.command(short_help="Test the verdicts themselves: false alarms, power.")
 @click.option("--full", is_flag=True, help="More situations and more seeds: minutes in place of a minute.")
 @click.option(
     "--data",

@@ -11,7 +11,7 @@ from lora_suite.cli.common import leave
 from lora_suite.cli.history import DATABASE
 
 
-@click.command()
+@click.command(short_help="Show a case over the nights, and since when it is worse.")
 @click.argument("case")
 @click.option("--metric", default="", help="By default the step time, or a pair's first ratio.")
 @click.option(
