@@ -9,15 +9,15 @@ STAMP := $(VENV)/.installed
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help smoke test lint docs-check install bench-checker soak clean require-jq
+.PHONY: help smoke test lint docs-check install bench soak clean require-jq
 
 help:
 	@echo "make smoke          install, then run suites/smoke.yaml on this machine (no GPU, no account)"
 	@echo "make test           install, then run every test"
 	@echo "make lint           ruff, mypy, import-linter, licence headers, docstring coverage, docs-check"
 	@echo "make docs-check     tests that the pages name are collected, links and commands are right"
-	@echo "make bench-checker  time check_metrics on a 28 MB metrics.json"
-	@echo "make soak           the long runs: fuzzing of the expression parser"
+	@echo "make bench          time check_metrics on a 28 MB metrics.json, and trends and nights of a long history"
+	@echo "make soak           the long runs: fuzzing of the expression parser, selftest --full, the benches"
 	@echo "make clean          remove .venv and caches"
 
 require-jq:
@@ -51,11 +51,13 @@ lint: install
 docs-check: install
 	$(BIN)/python tools/docs_check.py
 
-bench-checker: install
+bench: install
 	$(PYTEST) tests/bench --benchmark-only -n 0
 
-soak: install
+# Rows of the selftest that need recorded trainings are skipped unless LORA_SUITE_DATA names their folder.
+soak: install bench
 	$(BIN)/python tests/check_metrics/fuzz_parser.py --seconds 600
+	$(BIN)/lora-suite selftest --full
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis results
