@@ -75,9 +75,12 @@ def leftovers(case: ExternalCase) -> list[Path]:
     return [path for output in case.outputs if os.path.lexists(path := case.cwd / output)]
 
 
-def run_external(case: ExternalCase, run_dir: Path, run_id: str, poll: Poll) -> Ended:
+def run_external(
+    case: ExternalCase, run_dir: Path, run_id: str, poll: Poll, variables: Mapping[str, str] | None = None
+) -> Ended:
     """Run the command of `case` once; metrics.json, run.json, run.log and ``outputs/`` go to `run_dir`.
 
+    variables: of the environment, over those that are set.
     A run that was not stopped is `done` if it left metrics that reach the last step, whatever its status: the
     judge then asks whether the status fits. It is `failed` if it left no new outputs, even with status 0.
     """
@@ -92,7 +95,7 @@ def run_external(case: ExternalCase, run_dir: Path, run_id: str, poll: Poll) -> 
         outcome = supervise(
             [*case.command, *case.overrides],
             cwd=case.cwd,
-            environment={**os.environ, RUN_DIR: str(run_dir.resolve())},
+            environment={**os.environ, **(variables or {}), RUN_DIR: str(run_dir.resolve())},
             run_dir=run_dir,
             run_id=run_id,
             minutes=case.minutes,

@@ -7,26 +7,51 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lora_suite.config.naming import counts_cpu_processes
 from lora_suite.launch.ending import by_signal, crash, last_lines, read_record, read_tail, record_end
 from lora_suite.launch.external import run_external
+from lora_suite.launch.gpus import VISIBLE, Driver, Gpu, busy, visible
 from lora_suite.launch.progress import Progress
 from lora_suite.launch.record import Ended, RunDir
 from lora_suite.launch.supervise import Outcome, Poll, stopped, supervise
 from lora_suite.plan.model import Case, ExternalCase, PlannedRun
+
+_REFUSED = 3
+# Weights & Biases refuses longer tags.
+_TAG_LENGTH = 64
 
 
 class LocalLauncher:
     """Runs cases on this machine, one at a time.
 
     checkouts: by the name of a case of ours, the folder of another version of this program that is to train
-    it. The driver runs there, and Python finds that version's modules first.
+    it. The driver runs there, and Python finds that version's modules first. devices: GPUs to run on, as
+    CUDA_VISIBLE_DEVICES names them; none: those that the environment leaves. driver: of the GPUs; None where
+    nothing is known of them.
+
+    A run on GPUs of which one is in use already is not started: it would be slow, or end out of memory.
     """
 
-    def __init__(self, checkouts: Mapping[str, Path] | None = None) -> None:
+    def __init__(
+        self,
+        checkouts: Mapping[str, Path] | None = None,
+        devices: Sequence[str] = (),
+        driver: Driver | None = None,
+    ) -> None:
         self._checkouts = dict(checkouts or {})
+        self._environment = {VISIBLE: ",".join(devices)} if devices else {}
+        self._driver = driver if driver is not None else Driver.open()
+
+    def on(self, devices: Sequence[str]) -> LocalLauncher:
+        """A launcher that runs on these GPUs alone."""
+        return LocalLauncher(self._checkouts, devices, self._driver)
+
+    def devices(self) -> list[str]:
+        """The GPUs that runs may use, as CUDA_VISIBLE_DEVICES names them; none where they are not known."""
+        return [gpu.uuid for gpu in self._gpus()]
 
     def run(
         self, case: Case | ExternalCase, planned: PlannedRun, run_dir: Path, *, keep: bool, poll: Poll
@@ -41,13 +66,19 @@ class LocalLauncher:
         """
         run_dir.mkdir(parents=True, exist_ok=True)
         run_id = f"{case.stem}-{planned.repeat}-{secrets.token_hex(4)}"
+        in_use = self._in_use(case)
+        if in_use:
+            ended = Ended(how="failed", status=_REFUSED, message=f"not started: {in_use}")
+            record_end(run_dir, ended, run_id=run_id, case=case.stem, tree=case.tree)
+            return ended
+        variables = {**self._environment, **tracker_variables(planned, run_dir)}
         if isinstance(case, ExternalCase):
-            return run_external(case, run_dir, run_id, poll)
+            return run_external(case, run_dir, run_id, poll, variables)
         checkout = self._checkouts.get(case.stem)
         outcome = supervise(
             ["bash", str(case.driver_path.resolve()), *case.overrides],
             cwd=checkout,
-            environment={**_environment(case, run_dir.resolve(), keep), **modules_of(checkout)},
+            environment={**_environment(case, run_dir.resolve(), keep), **modules_of(checkout), **variables},
             run_dir=run_dir,
             run_id=run_id,
             minutes=case.minutes,
@@ -56,6 +87,27 @@ class LocalLauncher:
         ended = outcome.told(_classify(case, run_dir, run_id, outcome))
         record_end(run_dir, ended, run_id=run_id, case=case.stem, tree=case.tree)
         return ended
+
+    def _gpus(self) -> list[Gpu]:
+        environment = {**os.environ, **self._environment}
+        return (visible(self._driver.gpus(), environment) or []) if self._driver is not None else []
+
+    def _in_use(self, case: Case | ExternalCase) -> str:
+        """Who is on the GPUs that a run would use, which are the first of those it may; empty if nobody."""
+        if self._driver is None or counts_cpu_processes(case.stem):
+            return ""
+        return busy(self._driver, self._gpus()[: case.gpus])
+
+
+def tracker_variables(planned: PlannedRun, run_dir: Path) -> dict[str, str]:
+    """What tells Weights & Biases to which suite run and arm a run belongs, unless the environment does.
+
+    Its group is the folder of the suite run, so that arms stand side by side; its tags are pair and arm.
+    """
+    session = run_dir.resolve().parents[1]
+    tags = ",".join(tag[:_TAG_LENGTH].replace(",", " ") for tag in (planned.pair, planned.arm) if tag)
+    told = {"WANDB_RUN_GROUP": f"{session.parent.name}-{session.name}", "WANDB_TAGS": tags}
+    return {name: os.environ.get(name) or value for name, value in told.items() if value}
 
 
 def modules_of(checkout: Path | None) -> dict[str, str]:

@@ -89,12 +89,14 @@ class NightlyFile(Entry):
     """A whole nightly job. Paths are relative to its file.
 
     results: folder that gets a folder for each night. history: the store that all runs are recorded to;
-    without one, `history.db` there. gpu_hours: what a night may cost.
+    without one, `history.db` there. gpu_hours: what a night may cost. launcher, site: as --launcher, --site.
     """
 
     suites: Annotated[list[SuiteEntry], Field(min_length=1)]
     window: Window | None = None
     gpu_hours: Positive | None = None
+    launcher: Literal["local", "slurm"] | None = None
+    site: Name | None = None
     results: Name = "nights"
     history: Name | None = None
     keep: Keep = Keep()
