@@ -90,7 +90,8 @@ def _read(path: Path) -> Evidence:
     try:
         return read_evidence(path)
     except NoEvidence as error:
-        raise ConfigError(f"{path}: {error}: name a run folder, or a suite run's ({VERDICT})") from error
+        what = str(error) if path.is_dir() else "no such folder"
+        raise ConfigError(f"{path}: {what}; name a run folder, or a suite run's ({VERDICT})") from error
 
 
 # -- cases --------------------------------------------------------------------------------------------------

@@ -61,9 +61,8 @@ class Subject:
         pairs = [pair for pair in plan.pairs if pair.canary is None]
         if len(pairs) != 1:
             names = ", ".join(pair.name for pair in pairs) or "none"
-            raise ConfigError(
-                f"{suite}: bisect follows one pair, -k {select!r} chooses {names}; name one with -k"
-            )
+            chosen = f"-k {select!r} chooses" if select is not None else "there are"
+            raise ConfigError(f"{suite}: bisect follows one pair, and {chosen} {names}; name one with -k")
         (pair,) = pairs
         forms = [parse(text).pair for text in pair.checks]
         form = next((each for each in forms if each is not None and each.function == "ratio"), None)

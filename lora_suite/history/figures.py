@@ -39,7 +39,7 @@ def compare_figure(metric: str, left: Sequence[float], right: Sequence[float], *
     figure = Figure(metric=metric, left=tuple(left), right=tuple(right), state=None, message="")
     if metric == PEAK_MEMORY:
         if not on_gpu:
-            return figure.model_copy(update={"message": "resident memory of a process: not judged"})
+            return figure.model_copy(update={"message": "a process's resident memory, which scatters"})
         change = compare_peaks(max(right), max(left))
         return figure.model_copy(update={"state": change.state, "message": str(change)})
     if len(left) + len(right) < _FEWEST_RUNS:
