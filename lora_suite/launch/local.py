@@ -99,14 +99,19 @@ class LocalLauncher:
         return busy(self._driver, self._gpus()[: case.gpus])
 
 
+def tracker_group(results: Path) -> str:
+    """The group at Weights & Biases of everything in the folder of one suite run."""
+    folder = results.resolve()
+    return f"{folder.parent.name}-{folder.name}"
+
+
 def tracker_variables(planned: PlannedRun, run_dir: Path) -> dict[str, str]:
     """What tells Weights & Biases to which suite run and arm a run belongs, unless the environment does.
 
     Its group is the folder of the suite run, so that arms stand side by side; its tags are pair and arm.
     """
-    session = run_dir.resolve().parents[1]
     tags = ",".join(tag[:_TAG_LENGTH].replace(",", " ") for tag in (planned.pair, planned.arm) if tag)
-    told = {"WANDB_RUN_GROUP": f"{session.parent.name}-{session.name}", "WANDB_TAGS": tags}
+    told = {"WANDB_RUN_GROUP": tracker_group(run_dir.resolve().parents[1]), "WANDB_TAGS": tags}
     return {name: os.environ.get(name) or value for name, value in told.items() if value}
 
 

@@ -106,8 +106,9 @@ class WandbSink:
     WANDB_MODE, where set, decides alone. Steps are a metric of their own, `step`: wandb drops values whose
     step is not above its own count, which sampled metrics would advance.
 
-    group, arm: the case, and which arm of a pair it is (``lora``, ``full``). link: address of the run, or the
-    folder of its offline files relative to `folder`; empty where wandb did not start.
+    group: of the run; where the environment names one (WANDB_RUN_GROUP), that. arm: which arm of a pair it is
+    (``lora``, ``full``), its job type and, beside those of WANDB_TAGS, a tag. link: address of the run, or
+    the folder of its offline files relative to `folder`; empty where wandb did not start.
     """
 
     def __init__(
@@ -126,9 +127,9 @@ class WandbSink:
                 self._run = wandb.init(
                     project=config.project,
                     name=config.name,
-                    group=group,
+                    group=os.environ.get("WANDB_RUN_GROUP") or group,
                     job_type=arm,
-                    tags=[arm],
+                    tags=_tags(arm),
                     dir=str(folder),
                     config=dict(recipe),
                     mode=mode,
@@ -162,6 +163,15 @@ class WandbSink:
         except (self._error, OSError) as error:
             self._give_up(error)
 
+    def summarise(self, values: Mapping[str, str | float]) -> None:
+        """Set figures of the run as a whole."""
+        if self._run is None:
+            return
+        try:
+            self._run.summary.update(dict(values))
+        except (self._error, OSError) as error:
+            self._give_up(error)
+
     def flush(self) -> None:
         """Nothing to do: wandb writes by itself."""
 
@@ -177,6 +187,11 @@ class WandbSink:
     def _give_up(self, error: Exception) -> None:
         _warn(f"wandb failed ({error}); it gets no further metrics")
         self._run = None
+
+
+def _tags(arm: str) -> list[str]:
+    asked = (tag.strip() for tag in os.environ.get("WANDB_TAGS", "").split(","))
+    return list(dict.fromkeys(filter(None, (arm, *asked))))
 
 
 def _quiet(settings: Any) -> Any:

@@ -151,6 +151,7 @@ class FakeWandb:
 
     def init(self, **arguments: Any) -> FakeWandb:
         self.modes.append(arguments["mode"])
+        self.asked = arguments
         if arguments["mode"] == "online":
             raise self.Error("no such key")
         self.settings = SimpleNamespace(mode=arguments["mode"], sync_dir="/elsewhere/run")
@@ -195,6 +196,30 @@ def test_a_refusal_is_a_warning_and_the_run_goes_on_offline(
     assert sink(tmp_path).link == "/elsewhere/run"
     assert fake.modes == ["online", "offline"]
     assert "wandb did not start online (no such key)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "group", "tags"),
+    [
+        ({}, "c", ["lora"]),
+        ({"WANDB_RUN_GROUP": "night", "WANDB_TAGS": "fsdp2, lora"}, "night", ["lora", "fsdp2"]),
+    ],
+)
+def test_the_environment_says_to_which_suite_run_and_pair_it_belongs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    group: str,
+    tags: list[str],
+) -> None:
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for name in ("WANDB_RUN_GROUP", "WANDB_TAGS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"WANDB_MODE": "offline", **variables}.items():
+        monkeypatch.setenv(name, value)
+    sink(tmp_path)
+    assert (fake.asked["group"], fake.asked["tags"]) == (group, tags)
 
 
 class Reachable:
