@@ -20,6 +20,7 @@ from lora_suite.judge.verdict import PairVerdict
 from lora_suite.plan.model import Pair, Plan, PlannedRun
 
 _DECIDED = "decided"
+_HOPELESS = "more repeats would not tell"
 
 
 class Schedule:
@@ -117,7 +118,7 @@ class Schedule:
         cut = self._over and verdict.own_state == "MISSING"
         look = judge_look(verdict, len(looks_made(made)), len(pair.looks))
         if look.state != "go on" and not cut:
-            return _DECIDED
+            return _HOPELESS if verdict.state == "INCONCLUSIVE" else _DECIDED
         return None if self._has_time(pair) else self._budget_text()
 
     def _next_look(self, pair: Pair) -> int:

@@ -108,7 +108,8 @@ def _confidence(pair: Pair) -> float:
 
 def _look_notes(pair: Pair) -> Iterator[str]:
     if pair.looks:
-        made = " and ".join(str(look) for look in looks_made(pair))
+        *before, last = map(str, looks_made(pair))
+        made = f"{', '.join(before)} and {last}" if before else last
         ended = f": {pair.ended}" if pair.ended else ""
         yield f"looked after {made} of at most {pair.looks[-1]} repeats{ended}"
 

@@ -39,7 +39,9 @@ class Night:
         plan: Plan,
         answers: dict[str, list[State]],
         seconds: Callable[[PlannedRun], float] = lambda planned: 60.0,
+        steady: bool = True,
     ) -> None:
+        self.steady = steady
         self.now = 1000.0
         self.looked: list[tuple[str, int]] = []
         self.answers = {name: list(states) for name, states in answers.items()}
@@ -58,7 +60,7 @@ class Night:
         effect = Effect(
             estimate=1, low=0.5, high=2, confidence=0.95, repeats=pair.repeats, smallest_detectable=0.014
         )
-        check = PairCheckVerdict(expression="x", state=state, effect=effect)
+        check = PairCheckVerdict(expression="x", state=state, effect=effect if self.steady else None)
         own: State = "MISSING" if state == "MISSING" else "PASS"
         return PairVerdict(name=pair.name, arms=pair.arms, state=state, own_state=own, checks=[check])
 
@@ -75,6 +77,12 @@ def test_a_pair_ends_at_the_look_that_decides_it(state: State) -> None:
     assert (carried.pairs[0].repeats, carried.pairs[0].ended) == (4, "decided")
     # What was not needed is not planned any more, so nobody can miss it.
     assert set(carried.runs) == set(night.executions)
+
+
+def test_a_pair_that_more_repeats_cannot_decide_ends_and_is_not_called_decided() -> None:
+    night = Night(plan_with_looks("a"), {"a": ["INCONCLUSIVE"]}, steady=False)
+    assert night.looked == [("a", 2)]
+    assert night.schedule.carried_out().pairs[0].ended == "more repeats would not tell"
 
 
 def test_an_undecided_pair_is_looked_at_to_the_end() -> None:
