@@ -192,7 +192,7 @@ def test_a_pair_across_its_limit_is_inconclusive_after_the_last_look(tmp_path: P
     assert (verdict.exit_code, pair.state) == (5, "INCONCLUSIVE")
     assert pair.checks[0].effect.repeats == 8
     assert "smallest detectable effect" in pair.checks[0].message
-    assert "looked after 2 and 4 and 6 and 8 of at most 8 repeats" in pair.notes
+    assert "looked after 2, 4, 6 and 8 of at most 8 repeats" in pair.notes
 
 
 def test_an_interrupt_leaves_later_looks_unplanned(tmp_path: Path) -> None:
