@@ -2,7 +2,7 @@
 """`lora-suite compare`: two runs, or two runs of a suite, case by case and pair by pair.
 
 Runs are compared where recipe and strict environment are the same; else each difference is named and the case
-is INCOMPARABLE, unless somebody asks to compare it all the same.
+is INCOMPARABLE, unless somebody asks to compare it all the same. Planted faults are allowed, and told.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from lora_suite.judge.evidence import Evidence, NoEvidence, read_evidence
 from lora_suite.judge.run import summary
 from lora_suite.judge.statistics import moved
 from lora_suite.judge.verdict import PairVerdict, PhaseDelta, RunVerdict, State, SuiteVerdict
+from lora_suite.plan.comparability import FAULTS
 from lora_suite.plan.metric_names import LOSS, STEP_TIME, VALID_TOKENS
 
 FULL, LORA = "full", "lora"
@@ -104,9 +105,9 @@ def _compare(
         sides = " and ".join(side for side, runs in (("left", left), ("right", right)) if not runs)
         return CaseComparison(case=name, own_state="MISSING", message=f"not measured on the {sides}")
     environment = list(_environment_differences(left, right))
-    recipe = list(_recipe_differences(left, right))
-    differing = [*environment, *recipe]
-    if differing and not lenient:
+    recipe, faults = _recipe_differences(left, right)
+    differing = [*environment, *recipe, *faults]
+    if (environment or recipe) and not lenient:
         what = " and ".join(
             word for word, found in (("strict environment", environment), ("recipe", recipe)) if found
         )
@@ -141,14 +142,18 @@ def _environment_differences(left: Sequence[Evidence], right: Sequence[Evidence]
             yield f"environment {key}: {' and '.join(values)}"
 
 
-def _recipe_differences(left: Sequence[Evidence], right: Sequence[Evidence]) -> Iterator[str]:
+def _recipe_differences(left: Sequence[Evidence], right: Sequence[Evidence]) -> tuple[list[str], list[str]]:
+    """Settings in which runs differ; and planted faults, which are there to be found, so are only told."""
     trees = [training_of(run.record.recipe) for run in (*left, *right)]
-    found = dict.fromkeys(
-        f"recipe {key}: {before!r} and {after!r}"
-        for tree in trees[1:]
-        for key, before, after in differences(trees[0], tree)
-    )
-    yield from found
+    recipe: dict[str, None] = {}
+    faults: dict[str, None] = {}
+    for tree in trees[1:]:
+        for key, before, after in differences(trees[0], tree):
+            if key.startswith(FAULTS):
+                faults[f"planted fault {key}: {before!r} and {after!r}"] = None
+            else:
+                recipe[f"recipe {key}: {before!r} and {after!r}"] = None
+    return list(recipe), list(faults)
 
 
 def _figures(left: Sequence[Evidence], right: Sequence[Evidence]) -> Iterator[Figure]:

@@ -25,6 +25,7 @@ _MOST, _NAMED = 0.8, 3
 # Kernels below this share of the change are no explanation.
 _SMALL_SHARE = 0.005
 # What stands in front of many names and tells nothing.
+_PARAMETERS = re.compile(r"\(.*\)$")
 _NOISE = re.compile(r"^void |at::native::|autograd::engine::evaluate_function: |\(anonymous namespace\)::")
 
 
@@ -176,9 +177,14 @@ def _calls(rows: Sequence[Calls]) -> Table | Text:
             after if before == after else f"{before}→{after}",
             _share(row.share),
         ]
-        name = Text(_NOISE.sub("", row.name), no_wrap=True)
+        name = Text(_short(row.name), no_wrap=True)
         table.add_row(name, Text(row.phase), *map(Text, cells))
     return table
+
+
+def _short(name: str) -> str:
+    """A kernel's name without its namespaces of no interest and its parameters."""
+    return _PARAMETERS.sub("", _NOISE.sub("", name)) or name
 
 
 def _microseconds(value: float | None) -> str:

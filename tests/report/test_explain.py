@@ -10,7 +10,7 @@ from rich.console import Console
 
 from lora_suite.judge.explain import Explanation, explain
 from lora_suite.launch.traces import Profile, Timed
-from lora_suite.report.explain import headline, render
+from lora_suite.report.explain import _short, headline, render
 from tests.judge.explain.sides import run, side
 
 LONG = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
@@ -125,3 +125,16 @@ def test_calls_that_changed_are_shown_on_both_sides() -> None:
         "1",
         "%",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("cudnn::fusion::convert<true>(void const*, std::pair<int, bool>)", "cudnn::fusion::convert<true>"),
+        ("(anonymous namespace)::kernel(float)", "kernel"),
+        ("nvjet_sm90_tst_256x128", "nvjet_sm90_tst_256x128"),
+        ("<lambda>", "<lambda>"),
+    ],
+)
+def test_kernels_are_shown_without_their_parameters(name: str, shown: str) -> None:
+    assert _short(name) == shown
