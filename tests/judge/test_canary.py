@@ -141,3 +141,11 @@ def test_injecting_changes_no_file_of_the_run(tmp_path: Path) -> None:
     metrics = (tmp_path / FULL / "1" / "metrics.json").read_bytes()
     judged(tmp_path / "without", same(), seconds=steady)
     assert (tmp_path / "without" / FULL / "1" / "metrics.json").read_bytes() == metrics
+
+
+def test_a_canary_that_cannot_be_compared_says_why_and_nothing_of_the_detector(tmp_path: Path) -> None:
+    """It lacks the metric that its check reads."""
+    lacking = replace(slower(), checks=('ratio(slowed["a"], normal["a"]) < 1.00',))
+    verdict = judged(tmp_path, lacking, seconds=steady)["slower"]
+    assert (verdict.state, verdict.checks[0].state) == ("MISSING", "MISSING")
+    assert "detector" not in verdict.checks[0].message
