@@ -46,7 +46,7 @@ class PairCheckView:
     @property
     def brief_value(self) -> str:
         """The value in a table's width."""
-        return shortened(self.verdict.value)
+        return shortened(self.verdict.value) if self.verdict.value else "–"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ def memory_metric(runs: Sequence[RunVerdict]) -> MemoryMetric | None:
         if any(fnmatchcase(metric, pattern) for run in runs for metric in run.series):
             if "*" in pattern:
                 return MemoryMetric(pattern, "in use on the fullest device", x_label(pattern))
-            return MemoryMetric(pattern, pattern.partition("/")[2].replace("_", " "), x_label(pattern))
+            words = pattern.partition("/")[2].removesuffix("_gib").replace("_", " ")
+            return MemoryMetric(pattern, words, x_label(pattern))
     return None
 
 
