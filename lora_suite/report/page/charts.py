@@ -252,8 +252,10 @@ def _delta(delta: float, whole: float) -> str:
 
 def _slope(name: str, style: str, slope: float, x: Axis, y: Axis) -> Rule | None:
     """The part of y = slope · x that lies within equal axes, None where none does."""
+    if slope <= 0:
+        return None
     first, last = max(x.first, y.first / slope), min(x.last, y.last / slope)
-    if slope <= 0 or first >= last:
+    if first >= last:
         return None
     return Rule(name, style, x(first), y(slope * first), x(last), y(slope * last))
 

@@ -99,6 +99,10 @@ class TestScatter:
         assert [rule.name for rule in chart.rules] == ["equal (y = x)"]
         assert chart.note == "The limit line (y = 3 x) lies beyond these axes."
 
+    @pytest.mark.parametrize("limit", [0.0, -1.0])
+    def test_a_limit_that_no_ratio_reaches_is_no_line(self, limit):
+        assert [rule.name for rule in self.chart(limit).rules] == ["equal (y = x)"]
+
     def test_a_limit_of_one_is_the_line_of_equality(self):
         assert [rule.name for rule in self.chart(1.0).rules] == ["equal (y = x)"]
 
