@@ -54,6 +54,7 @@ def test_the_wheel_holds_the_starter_set(wheel: Path) -> None:
         "recipes/models/tiny-llama.json",
         "scripts/common.sh",
         "suites/smoke.yaml",
+        "nightly/workflow.yml",
     ):
         assert f"lora_suite/starter/{name}" in names
 

@@ -11,7 +11,7 @@ import click
 @click.command(short_help="Copy the starter recipes, drivers and suites.")
 @click.argument("directory", type=click.Path(path_type=Path))
 def init(directory: Path) -> None:
-    """Copy the starter recipes, drivers and suites into DIRECTORY.
+    """Copy the starter recipes, drivers, suites and nightly job into DIRECTORY.
 
     \b
     Example:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The starter set: recipes, drivers and suites that come with the package."""
+"""The starter set: recipes, drivers, suites and a nightly job that come with the package."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from lora_suite.config.errors import ConfigError
 
-FOLDERS = ("recipes", "scripts", "suites")
+FOLDERS = ("recipes", "scripts", "suites", "nightly")
 
 
 def root() -> Path:
-    """The folder that holds `recipes/`, `scripts/` and `suites/`: in the package, else the source tree."""
+    """The folder that holds the folders of the set: in the package, else the source tree."""
     package = Path(__file__).resolve().parent.parent
     packaged = package / "starter"
     return packaged if packaged.is_dir() else package.parent
