@@ -54,6 +54,12 @@ def test_every_option_says_what_it_is_for(command):
     assert [each.name for each in found.params if isinstance(each, click.Option) and not each.help] == []
 
 
+def test_commands_are_listed_in_whole_sentences():
+    """Where a list has no room for one, it is cut."""
+    _, commands = invoke("--help").output.split("Commands:")
+    assert [line for line in commands.splitlines() if line.endswith("...")] == []
+
+
 def test_version():
     assert invoke("--version").output == f"lora-suite, version {lora_suite.__version__}\n"
 
