@@ -237,6 +237,21 @@ def replicas_without_a_sum() -> dict[str, dict[str, tuple[bool | None, str]]]:
     return results
 
 
+def micro_batches_in_half() -> dict[str, list[torch.Tensor]]:
+    """bfloat16 gradients of all micro batches together, and then of each alone, in each layout."""
+    results = {}
+    for name in ("tp2", "pp2", "pp2 recompute"):
+        backend = build_layout(LORA, *ADAPTERS, "policy.precision=bfloat16", *LAYOUTS[name])
+        batches, gradients = global_batch(), []
+        for some in (batches, *([batch] for batch in batches)):
+            backend.forward_backward(some, supervised(batches))
+            backend.sync_gradients()
+            gradients.append(backend.bank.master_gradient.clone())
+            backend.optimizer_step(0.0)
+        results[name] = gradients
+    return results
+
+
 def train_weights(layouts: dict[str, tuple[str, ...]]) -> dict[str, dict[str, Any]]:
     """A few steps of full SFT in each layout."""
     results = {}

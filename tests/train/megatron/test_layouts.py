@@ -17,6 +17,7 @@ from tests.train.megatron.ranks import (
     LAYOUTS,
     global_batch,
     layout,
+    micro_batches_in_half,
     replicas_without_a_sum,
     run_ranks,
     supervised,
@@ -47,6 +48,7 @@ def job() -> dict[str, dict[str, Any]]:
         "lora": train_adapters(ADAPTED),
         "full": train_weights(LAYOUTS),
         "sums": replicas_without_a_sum(),
+        "half": micro_batches_in_half(),
     }
 
 
@@ -181,6 +183,18 @@ def test_a_missing_sum_of_gradients_is_seen_where_replicas_drift_apart(missing, 
         ok, message = rank["sums"][missing]["replicas_equal"]
         assert ok is (missing == "none")
         assert said in message
+
+
+@pytest.mark.parametrize("name", ["tp2", "pp2", "pp2 recompute"])
+def test_bfloat16_gradients_of_micro_batches_add_up_in_float32(name, results):
+    # https://github.com/radixark/miles/pull/1721; the exact sum of what each micro batch gave, in float64.
+    for rank in results:
+        together, *each = rank["half"][name]
+        assert len(each) == 4
+        assert together.dtype == torch.float32
+        exact = sum(gradient.double() for gradient in each)
+        torch.testing.assert_close(together.double(), exact, rtol=1e-6, atol=1e-7 * float(exact.abs().max()))
+        assert not torch.equal(together, together.bfloat16().float())
 
 
 def test_the_loss_falls(results):

@@ -57,8 +57,8 @@ class MegatronBackend:
         rows, length = batches[0].input_ids.shape
         with self._on_device():
             losses = self._schedule(
-                forward_step_func=partial(_forward_step, global_tokens, self.topology.tp),
-                data_iterator=iter(batches),
+                forward_step_func=partial(self._forward_step, global_tokens),
+                data_iterator=iter(enumerate(batches)),
                 model=[self.ddp or self.model],
                 num_microbatches=len(batches),
                 seq_length=length,
@@ -66,6 +66,26 @@ class MegatronBackend:
                 forward_only=forward_only,
             )
         return self.topology.pp.sum(torch.stack(losses).sum() if losses else self._no_loss())
+
+    def _forward_step(
+        self, global_tokens: int, batches: Iterator[tuple[int, MicroBatch]], model: torch.nn.Module
+    ) -> tuple[torch.Tensor, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]]:
+        """megatron-core's forward step: the stage's output, and what makes a loss of the last stage's.
+
+        The model knows positions and the causal mask by itself, of packed rows by their segments.
+        """
+        index, batch = next(batches)
+        packed = PackedRows(batch.segments) if batch.segments is not None else None
+        output = model(batch.input_ids, None, None, packed_seq_params=packed)
+        if self.bank is not None and index and output.requires_grad:
+            # Where a stage's backward pass begins: pipelines run several forward passes before the first one.
+            output.register_hook(self._collect)
+        return output, partial(_loss, batch.labels, global_tokens, self.topology.tp)
+
+    def _collect(self, _gradient: torch.Tensor) -> None:
+        """Keep the gradients of the micro batches before this one in float32."""
+        assert self.bank is not None
+        self.bank.collect()
 
     def _no_loss(self) -> torch.Tensor:
         """Zero in the dtype of a loss, which is `token_loss_sum`'s."""
@@ -154,19 +174,6 @@ class MegatronBackend:
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(state["weights"][name])
         self._full[1].load_state_dict(state["optimizer"])
-
-
-def _forward_step(
-    global_tokens: int, vocabulary: Axis, batches: Iterator[MicroBatch], model: torch.nn.Module
-) -> tuple[torch.Tensor, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]]:
-    """megatron-core's forward step: the stage's output, and what makes a loss of the last stage's.
-
-    The model knows positions and the causal mask by itself, of packed rows by their segments.
-    """
-    batch = next(batches)
-    packed = PackedRows(batch.segments) if batch.segments is not None else None
-    output = model(batch.input_ids, None, None, packed_seq_params=packed)
-    return output, partial(_loss, batch.labels, global_tokens, vocabulary)
 
 
 def _loss(
