@@ -54,7 +54,7 @@ def of_pair_check(verdict: SuiteVerdict, pair: PairVerdict, check: PairCheckVerd
         change=_arm_change(verdict, pair, check, form) if form and form.function == "ratio" else "",
         effect=check.effect,
         limit=check.limit,
-        nights=[night.value for night in history.nights] if history else (),
+        nights=_nights(history) if history else (),
         cause=cause(pair.attribution) if pair.attribution else "",
     )
 
@@ -62,11 +62,11 @@ def of_pair_check(verdict: SuiteVerdict, pair: PairVerdict, check: PairCheckVerd
 def of_run_check(verdict: SuiteVerdict, case: str, check: CheckVerdict) -> Evidence:
     """Evidence of a run's check: the median of earlier nights of a metric that it names, and tonight's."""
     history = history_of(verdict, case, _metrics(check.name))
-    if history is None or not history.nights:
+    if history is None:
         return Evidence()
-    nights = [night.value for night in history.nights]
-    change = f"{figure(statistics.median(nights))} → {check.value}" if check.value else ""
-    return Evidence(change=change, nights=nights)
+    earlier = [night.value for night in history.nights if night.started != verdict.started]
+    change = f"{figure(statistics.median(earlier))} → {check.value}" if earlier and check.value else ""
+    return Evidence(change=change, nights=_nights(history))
 
 
 def history_of(verdict: SuiteVerdict, case: str, metrics: Sequence[str]) -> CaseHistory | None:
@@ -117,6 +117,11 @@ def arm_runs(verdict: SuiteVerdict, pair: PairVerdict, arm: str) -> list[RunVerd
 def measured_runs(runs: Sequence[RunVerdict]) -> list[RunVerdict]:
     """The runs less those that only warm the machine (repeat 0), whose figures count nowhere."""
     return [run for run in runs if run.repeat > 0]
+
+
+def _nights(history: CaseHistory) -> Sequence[float]:
+    """The values to draw over time; a single one is no course."""
+    return [night.value for night in history.nights] if len(history.nights) > 1 else ()
 
 
 def _arm_change(verdict: SuiteVerdict, pair: PairVerdict, check: PairCheckVerdict, form: PairForm) -> str:

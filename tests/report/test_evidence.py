@@ -105,6 +105,17 @@ def test_a_run_check_is_held_against_the_median_of_its_nights():
     assert (shown.change, list(shown.nights)) == ("0.11 → 1.5", [0.1, 0.3, 0.11])
 
 
+def test_tonight_is_none_of_the_earlier_nights_and_one_night_no_course():
+    name = f'mean(data["{STEP_TIME}"]) < 1'
+    verdict = suite(history=[history(CASES[0], [0.1, 0.3])])
+    verdict.started = "2026-02-02"
+    assert of_run_check(verdict, CASES[0], check("FAIL", name=name, value="0.3")).change == "0.1 → 0.3"
+    verdict = suite(history=[history(CASES[0], [0.3])])
+    verdict.started = "2026-02-01"
+    shown = of_run_check(verdict, CASES[0], check("FAIL", name=name, value="0.3"))
+    assert (shown.change, list(shown.nights)) == ("", [])
+
+
 @pytest.mark.parametrize("name", ["frozen_unchanged", 'last(data["train/loss"]) < 2'])
 def test_a_check_without_a_history_stands_alone(name):
     verdict = suite(history=[history(CASES[0], [0.1])])
