@@ -20,6 +20,8 @@ from lora_suite.train.batch import IGNORED
 from tests.train.dtensor.ranks import LORA, RECIPES, TINY, Setting, awake, rows, run_ranks, share, supervised
 
 CPU = torch.device("cpu")
+MEMORY = 2**30
+PADDED = "data.pad_to_max_length=true"
 BLOCK = "policy.dtensor_cfg.lora_cfg"
 MODELS = {
     "llama": {},
@@ -37,8 +39,20 @@ def model_file(folder, family):
 def build_fast(setting):
     path = RECIPES / "sft.yaml"
     blueprint = preflight(setting.recipe, path)
-    assert fast.refusal(setting.recipe, blueprint) is None
     return fast.build(setting.recipe, path, blueprint, CPU, gpu=False)
+
+
+def refusal(setting, memory=MEMORY):
+    return fast.refusal(setting.recipe, preflight(setting.recipe, RECIPES / "sft.yaml"), memory)
+
+
+def test_weights_that_take_more_than_half_of_the_memory_are_left_to_shards():
+    setting = Setting((LORA, PADDED))
+    # 123,200 parameters of the tiny Llama in float32.
+    size = 4 * preflight(setting.recipe, RECIPES / "sft.yaml").total_params
+    assert refusal(setting, 2 * size) is None
+    assert refusal(Setting((PADDED,))) is None
+    assert "memory" in str(refusal(setting, 2 * size - 2))
 
 
 def wake(backend):
@@ -156,18 +170,19 @@ def test_the_program_trains_alike_and_every_invariant_holds(new_run):
         ("policy.dtensor_cfg.activation_checkpointing=true", "activation_checkpointing"),
         (f"{BLOCK}.dropout=0.1", "dropout"),
         (f"{BLOCK}.target_modules=['lm_head','*q_proj']", "outside the layers"),
+        ("data.pad_to_max_length=false", "pad_to_max_length"),
     ],
 )
 def test_what_it_cannot_do_is_named(override, reason):
-    setting = Setting((LORA, override), world=2)
-    said = fast.refusal(setting.recipe, preflight(setting.recipe, RECIPES / "sft.yaml"))
+    setting = Setting((LORA, PADDED, override), world=2)
+    said = refusal(setting)
     assert said is not None
     assert reason in said
 
 
 def test_full_training_of_several_ranks_is_left_to_fsdp():
-    setting = Setting(world=2)
-    assert "sharded" in str(fast.refusal(setting.recipe, preflight(setting.recipe, RECIPES / "sft.yaml")))
+    setting = Setting((PADDED,), world=2)
+    assert "sharded" in str(refusal(setting))
 
 
 def test_head_loss_is_the_cross_entropy_of_every_supervised_token(monkeypatch):

@@ -23,7 +23,8 @@ def build(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch
     `torch.distributed` must be initialised. Raises ConfigError like either path's own build.
     """
     if device.type == "cuda" and recipe.policy.dtensor_cfg.fast_path == "auto":
-        reason = fast.refusal(recipe, blueprint)
+        memory = torch.cuda.get_device_properties(device).total_memory
+        reason = fast.refusal(recipe, blueprint, memory)
         if reason is None:
             return fast.build(recipe, recipe_path, blueprint, device, gpu=True)
         if dist.get_rank() == 0:

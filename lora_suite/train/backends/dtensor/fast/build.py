@@ -30,12 +30,17 @@ if TYPE_CHECKING:
 _STACK_OF = {name: stack for stack, names in STACKS.items() for name in names}
 
 
-def refusal(recipe: Recipe, blueprint: Blueprint) -> str | None:
-    """Why this training cannot take the fast path; None where it can. Names the key."""
+def refusal(recipe: Recipe, blueprint: Blueprint, memory: int) -> str | None:
+    """Why this training cannot take the fast path; None where it can. Names the key.
+
+    memory: bytes of the device, of which the weights, which every rank holds whole, may take a half.
+    """
     dtensor, lora = recipe.policy.dtensor_cfg, recipe.policy.dtensor_cfg.lora_cfg
     reasons = {
         "the model's shape is not known": blueprint.model is None,
         "tensor_parallel_size is above 1": dtensor.tensor_parallel_size > 1,
+        "data.pad_to_max_length is off, so lengths vary": not recipe.data.pad_to_max_length,
+        "the weights take more than half of the GPU's memory": 2 * _weight_bytes(recipe, blueprint) > memory,
         "activation_checkpointing is on": dtensor.activation_checkpointing,
         "sequence_packing is on": recipe.policy.sequence_packing.enabled,
         "lora_cfg.dropout is not 0": lora.enabled and lora.dropout > 0.0,
@@ -95,6 +100,10 @@ def build(
         return FastBackend(model, topology, bank, gpu=gpu)
     masters = MasterWeights(list(model.parameters()), policy.optimizer, compiled=gpu)
     return FastBackend(model, topology, masters, gpu=gpu)
+
+
+def _weight_bytes(recipe: Recipe, blueprint: Blueprint) -> int:
+    return blueprint.total_params * DTYPES[recipe.policy.precision].itemsize
 
 
 def _kernels() -> GatedOps:
