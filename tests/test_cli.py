@@ -201,7 +201,9 @@ class TestLint:
 def test_init_lists_what_it_copied(tmp_path):
     result = invoke("init", str(tmp_path / "mine"))
     assert result.exit_code == 0
-    assert str(tmp_path / "mine" / "suites" / "smoke.yaml") in result.output.splitlines()
+    smoke = str(tmp_path / "mine" / "suites" / "smoke.yaml")
+    assert smoke in result.output.splitlines()
+    assert result.output.splitlines()[-1] == f"next: lora-suite run {smoke}"
     again = invoke("init", str(tmp_path / "mine"))
     assert again.exit_code == 2
     assert again.stderr.startswith("error: ")

@@ -21,3 +21,4 @@ def init(directory: Path) -> None:
 
     for path in copy(directory):
         click.echo(path)
+    click.echo(f"next: lora-suite run {directory / 'suites' / 'smoke.yaml'}")
