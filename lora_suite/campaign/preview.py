@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from lora_suite.campaign.run import Request, refuse_errors
+from lora_suite.campaign.request import Request
+from lora_suite.campaign.run import refuse_errors
 from lora_suite.judge.invariants import REQUIRED_INVARIANTS
 from lora_suite.judge.pair import difference_text
 from lora_suite.judge.verdict import EXIT_CODES

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import shlex
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,8 +12,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from lora_suite.campaign.execute import BROKE, Launcher, execute
+from lora_suite.campaign.execute import BROKE, Launcher, Ration, Sharing, execute
+from lora_suite.campaign.reference import against
 from lora_suite.campaign.remember import Memory
+from lora_suite.campaign.request import Request
+from lora_suite.campaign.tracker import publish
 from lora_suite.config.errors import ConfigError
 from lora_suite.judge.environments import environment_facts
 from lora_suite.judge.verdict import SuiteVerdict
@@ -22,58 +24,14 @@ from lora_suite.launch.external import refuse_leftovers
 from lora_suite.launch.local import LocalLauncher
 from lora_suite.launch.processes import undisturbed
 from lora_suite.launch.record import write_json_atomically
+from lora_suite.launch.slurm.allocation import AllocationLauncher
 from lora_suite.plan.check_lines import pair_check_lines
 from lora_suite.plan.lint import Finding, blocking, lint_plan
-from lora_suite.plan.load import load_plan
 from lora_suite.plan.model import Plan
 from lora_suite.report import github, terminal
 from lora_suite.report.formats import store
 
 VERDICT = "verdict.json"
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the command line asks for; see `load_plan` for the parts that shape the plan.
-
-    results: folder that gets a new folder for this run of the suite. keep: checkpoints stay. budget_minutes:
-    pairs are repeated until they are decided or this is over. history: a store to record to; None is the
-    usual one, where there is one. tiers: an expression over tiers (`parse_tiers`).
-    """
-
-    suite: Path
-    overrides: tuple[str, ...] = ()
-    arm_overrides: tuple[str, ...] = ()
-    select: str | None = None
-    repeats: int | None = None
-    results: Path = Path("results")
-    keep: bool = False
-    budget_minutes: float | None = None
-    history: Path | None = None
-    tiers: str | None = None
-
-    @property
-    def command(self) -> str:
-        """What to type to run the same again."""
-        words = ["lora-suite", "run", str(self.suite), *self.overrides]
-        words += [word for arm in self.arm_overrides for word in ("--arm", arm)]
-        words += ["-k", self.select] if self.select is not None else []
-        words += ["-m", self.tiers] if self.tiers is not None else []
-        words += ["--repeats", str(self.repeats)] if self.repeats is not None else []
-        words += ["--budget", f"{self.budget_minutes:g}m"] if self.budget_minutes is not None else []
-        return shlex.join(words)
-
-    def plan(self) -> Plan:
-        """Resolve the suite; raises ConfigError."""
-        return load_plan(
-            self.suite,
-            select=self.select,
-            tiers=self.tiers,
-            repeats=self.repeats,
-            budget_minutes=self.budget_minutes,
-            arm_overrides=self.arm_overrides,
-            overrides=self.overrides,
-        )
 
 
 class PatientConsole(Console):
@@ -99,9 +57,12 @@ def run_suite(request: Request, launcher: Launcher | None = None, console: Conso
 
 
 def run_campaign(
-    request: Request, launcher: Launcher | None = None, console: Console | None = None
+    request: Request,
+    launcher: Launcher | None = None,
+    console: Console | None = None,
+    ration: Ration | None = None,
 ) -> Campaign:
-    """Run a suite, print its verdict and store it.
+    """Run a suite, print its verdict and store it. ration: is asked before every run.
 
     Raises ConfigError for whatever is found before anything runs: a plan that does not resolve, errors that
     lint finds in it (a budget that it exceeds among them), outputs that an external case is to make, no
@@ -112,12 +73,38 @@ def run_campaign(
     for warning in refuse_errors(plan):
         console.print(Text(str(warning)), soft_wrap=True)
     refuse_leftovers(plan)
-    results = results_folder(request.results, plan.suite)
-    memory = Memory.of(request.history)
-    priors, unknown = memory.priors(plan)
-    verdict = execute(plan, results, launcher or LocalLauncher(), console, keep=request.keep, priors=priors)
-    verdict.command, verdict.environments = request.command, environment_facts(verdict.runs)
-    _point_at_checks(verdict, request.suite)
+    if launcher is None and request.queued(plan):
+        from lora_suite.campaign.jobs.follow import run_jobs
+
+        return run_jobs(request, plan, console)
+    kind = AllocationLauncher if request.inside_allocation else LocalLauncher
+    with against(request, plan) as (plan, checkouts):
+        launcher = launcher or kind(checkouts)
+        results = results_folder(request.results, plan.suite)
+        memory = Memory.of(request.history)
+        priors, unknown = memory.priors(plan)
+        verdict = execute(
+            plan,
+            results,
+            launcher,
+            console,
+            keep=request.keep,
+            priors=priors,
+            sharing=sharing(launcher, request.slots),
+            ration=ration,
+        )
+    verdict.command = request.command
+    return conclude(Campaign(plan, verdict, verdict.exit_code), request.suite, memory, unknown, console)
+
+
+def conclude(campaign: Campaign, suite: Path, memory: Memory, unknown: str, console: Console) -> Campaign:
+    """Store and print the verdict of a suite that has ended.
+
+    suite: the file as it is to be named. unknown: why its pairs had no priors, empty where they had.
+    """
+    verdict, results = campaign.verdict, Path(campaign.verdict.directory)
+    verdict.environments = environment_facts(verdict.runs)
+    _point_at_checks(verdict, suite)
     # The history reads the stored verdict, and gives what the reports show of earlier nights.
     unstored, forgotten = _store(verdict, results), ""
     if not unstored:
@@ -132,8 +119,16 @@ def run_campaign(
             console.print(Text(problem), soft_wrap=True)
         if unstored:
             console.print(Text(f"error: {unstored}; the verdict above is not stored"), soft_wrap=True)
+    publish(campaign.plan, verdict)
     exit_code = max(verdict.exit_code, BROKE) if unstored else verdict.exit_code
-    return Campaign(plan, verdict, exit_code)
+    return Campaign(campaign.plan, verdict, exit_code)
+
+
+def sharing(launcher: Launcher, slots: int) -> Sharing | None:
+    """How cases outside pairs share this machine; None where they do not."""
+    if slots == 1 or not isinstance(launcher, LocalLauncher):
+        return None
+    return Sharing(slots, launcher.devices(), launcher.on)
 
 
 def refuse_errors(plan: Plan) -> list[Finding]:

@@ -34,7 +34,8 @@ def calibrate(suite: Path, repeats: int, output: Path | None, select: str | None
       git apply limits.diff
     """
     from lora_suite.campaign.calibrate import calibrate as propose
-    from lora_suite.campaign.run import Request, run_campaign
+    from lora_suite.campaign.request import Request
+    from lora_suite.campaign.run import run_campaign
 
     done = run_campaign(Request(suite=suite, select=select, repeats=repeats, results=results))
     proposal = propose(done.plan, done.verdict)

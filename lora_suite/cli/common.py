@@ -23,6 +23,11 @@ TIERS = click.option(
     metavar="TIER",
     help="Only what is due in TIER: pr, nightly or release; also `pr or nightly`.",
 )
+SITE = click.option(
+    "--site",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="How jobs are submitted here. Without it ~/.config/lora-suite/site.yaml, where that exists.",
+)
 RESULTS = click.option(
     "--results",
     type=click.Path(file_okay=False, path_type=Path),

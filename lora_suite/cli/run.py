@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
-from lora_suite.cli.common import BUDGET, PROFILE, PROFILING, RESULTS, SELECT, TIERS, leave
+from lora_suite.cli.common import BUDGET, PROFILE, PROFILING, RESULTS, SELECT, SITE, TIERS, leave
 
 
 @click.command(short_help="Run a suite, judge it, print and store the verdict.")
@@ -20,6 +21,13 @@ from lora_suite.cli.common import BUDGET, PROFILE, PROFILING, RESULTS, SELECT, T
 @BUDGET
 @RESULTS
 @click.option("--keep", is_flag=True, help="Keep checkpoints of runs that passed.")
+@click.option(
+    "--slots",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Runs of cases outside pairs that may be under way at once, each on GPUs of its own.",
+)
 @PROFILE
 @click.option(
     "--history",
@@ -29,6 +37,20 @@ from lora_suite.cli.common import BUDGET, PROFILE, PROFILING, RESULTS, SELECT, T
 )
 @click.option(
     "--arm", "arms", metavar="NAME:KEY=VALUE", multiple=True, help="Override one arm. May be repeated."
+)
+@click.option(
+    "--launcher",
+    type=click.Choice(["local", "slurm"]),
+    help="What runs it, in place of what the suite says: this machine, or jobs of a Slurm cluster.",
+)
+@SITE
+@click.option("--inside-allocation", is_flag=True, help="Run everything in the Slurm job that this is in.")
+@click.option("--ref", metavar="COMMIT", help="Compare every case with itself as COMMIT has it.")
+@click.option(
+    "--rerun-failed",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="RESULTS",
+    help="Only what did not pass in an earlier run's folder.",
 )
 def run(
     suite: Path,
@@ -40,9 +62,15 @@ def run(
     budget: float | None,
     results: Path,
     keep: bool,
+    slots: int,
     profile: bool,
     history: Path | None,
     arms: tuple[str, ...],
+    launcher: Literal["local", "slurm"] | None,
+    site: Path | None,
+    inside_allocation: bool,
+    ref: str | None,
+    rerun_failed: Path | None,
 ) -> None:
     """Run SUITE: train every case in turn, judge the runs and their pairs, print and store the verdict.
 
@@ -57,9 +85,11 @@ def run(
       lora-suite run suites/smoke.yaml
       lora-suite run suites/llama_8b_1n8g.yaml --plan
       lora-suite run suites/llama_1b_1n1g.yaml --budget 20m
+      lora-suite run suites/nano_v3_2n8g.yaml --launcher slurm
       lora-suite run suites/smoke.yaml -k fsdp2 --arm lora:debug.faults.slow_step=3.0
     """
-    from lora_suite.campaign.run import Request, run_suite
+    from lora_suite.campaign.request import Request
+    from lora_suite.campaign.run import run_suite
 
     request = Request(
         suite=suite,
@@ -70,8 +100,14 @@ def run(
         repeats=repeats,
         results=results,
         keep=keep,
+        slots=slots,
         budget_minutes=budget,
         history=history,
+        launcher=launcher,
+        site=site,
+        inside_allocation=inside_allocation,
+        ref=ref,
+        rerun_failed=rerun_failed,
     )
     if plan_only:
         from lora_suite.campaign.preview import preview

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lora-suite train`: one training on this machine, from a recipe to the processes of torchrun.
+"""`lora-suite train`: one training on this machine, or on the nodes of the Slurm allocation it is called in,
+from a recipe to the processes of torchrun.
 
 The launching process stays light: it validates, starts torchrun and watches it, and never imports torch.
 """
@@ -23,10 +24,12 @@ from pathlib import Path
 
 from lora_suite.blueprint import preflight
 from lora_suite.config import ConfigError, ResolvedRecipe, load_recipe
+from lora_suite.config.schema import Cluster
 from lora_suite.launch.ending import crash, last_lines, plain, rank_exits, record_end
 from lora_suite.launch.failure import CONFIGURATION, NOTHING_TO_DO
 from lora_suite.launch.processes import end_run, stop_signals_interrupt, undisturbed
 from lora_suite.launch.record import Ended, RunDir, write_json_atomically
+from lora_suite.launch.slurm.step import Allocation, cancel_steps, site_words, step_command
 from lora_suite.launch.starter import root
 
 MARK = "LORA_SUITE_TRAINING_ID"
@@ -38,7 +41,7 @@ _SILENCE_SECONDS = 0.5
 
 
 def train(config: Path | None, overrides: Sequence[str]) -> int:
-    """Train one recipe on this machine and return the exit status of `lora-suite train`.
+    """Train one recipe and return the exit status of `lora-suite train`.
 
     config: None starts from the starter set's ``recipes/sft.yaml``. The run goes to ``LORA_SUITE_RUN_DIR``
     (default ``results/manual/<time>-<recipe>``). Returns 0; 2 for what is wrong before the first step; 3 if
@@ -70,12 +73,17 @@ def train(config: Path | None, overrides: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class _Training:
-    """A training that may start: recipe, where it goes, under which id and name."""
+    """A training that may start: recipe, where it goes, under which id and name, the words that start it.
+
+    allocation: whose nodes it takes, as a job step; None for a training on this machine.
+    """
 
     resolved: ResolvedRecipe
     run_dir: Path
     run_id: str
     case: str
+    allocation: Allocation | None
+    command: list[str]
 
 
 def _prepare(config: Path, overrides: Sequence[str]) -> _Training:
@@ -83,10 +91,10 @@ def _prepare(config: Path, overrides: Sequence[str]) -> _Training:
     resolved = load_recipe(config, overrides)
     recipe = resolved.recipe
     preflight(recipe, config)
-    if recipe.cluster.num_nodes > 1:
+    if recipe.cluster.num_nodes > 1 and Allocation.held() is None:
         raise ConfigError(
-            f"cluster.num_nodes={recipe.cluster.num_nodes}: `lora-suite train` uses this machine only; "
-            f"for several nodes run a suite with --launcher slurm, or set cluster.num_nodes=1"
+            f"cluster.num_nodes={recipe.cluster.num_nodes}: outside a Slurm job `lora-suite train` uses "
+            f"this machine only; run a suite with --launcher slurm, or set cluster.num_nodes=1"
         )
     if importlib.util.find_spec("torch") is None:
         raise ConfigError("torch is missing, and training needs it: pip install 'lora-suite[all]'")
@@ -94,11 +102,15 @@ def _prepare(config: Path, overrides: Sequence[str]) -> _Training:
     default = Path("results", "manual", f"{now}-{config.stem}")
     run_dir = Path(os.environ.get("LORA_SUITE_RUN_DIR") or default).absolute()
     _refuse_old_metrics(resolved, run_dir)
+    run_id = os.environ.get("LORA_SUITE_RUN_ID") or f"{config.stem}-{secrets.token_hex(4)}"
+    allocation, command = _start(recipe.cluster, run_id, run_dir)
     training = _Training(
         resolved=resolved,
         run_dir=run_dir,
-        run_id=os.environ.get("LORA_SUITE_RUN_ID") or f"{config.stem}-{secrets.token_hex(4)}",
+        run_id=run_id,
         case=os.environ.get("LORA_SUITE_CASE") or config.stem,
+        allocation=allocation,
+        command=command,
     )
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -118,6 +130,29 @@ def _prepare(config: Path, overrides: Sequence[str]) -> _Training:
     return training
 
 
+def _start(cluster: Cluster, run_id: str, run_dir: Path) -> tuple[Allocation | None, list[str]]:
+    """The words that start torchrun, and the allocation whose nodes it takes; see `_Training`."""
+    words, allocation = site_words(), Allocation.held()
+    if allocation is not None and (words is not None or cluster.num_nodes > 1):
+        command = step_command(
+            allocation, cluster.num_nodes, cluster.gpus_per_node, run_id, run_dir, words or []
+        )
+        return allocation, command
+    return None, [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", str(cluster.gpus_per_node)),
+        *("-m", "lora_suite.train", str(run_dir)),
+    ]
+
+
+def _end_steps(allocation: Allocation, run_id: str) -> None:
+    """End what a training may have left on other nodes; how it ended is known already."""
+    try:
+        cancel_steps(allocation, run_id)
+    except ConfigError as error:
+        print(f"warning: processes may be left on {allocation.nodelist}: {error}", file=sys.stderr)
+
+
 def _refuse_old_metrics(resolved: ResolvedRecipe, run_dir: Path) -> None:
     """Raise ConfigError if the run directory holds another run's metrics and this one does not go on."""
     if not RunDir(run_dir).metrics.exists():
@@ -134,19 +169,13 @@ def _refuse_old_metrics(resolved: ResolvedRecipe, run_dir: Path) -> None:
 
 def _run(training: _Training) -> Ended:
     """Start torchrun, forward what it writes, and name how the training ended."""
-    recipe = training.resolved.recipe
     mark = secrets.token_hex(8)
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(recipe.cluster.gpus_per_node)),
-        *("-m", "lora_suite.train", str(training.run_dir)),
-    ]
     tail = bytearray()
     interrupted = False
     with stop_signals_interrupt():
         reader, writer = _channel()
         process = subprocess.Popen(
-            command,
+            training.command,
             env={**_environment(training), MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=writer,
@@ -162,6 +191,8 @@ def _run(training: _Training) -> Ended:
             interrupted = True
         with undisturbed():
             end_run(process, MARK, mark, grace=GRACE_SECONDS)
+            if training.allocation is not None:
+                _end_steps(training.allocation, training.run_id)
         os.close(reader)
     text = plain(bytes(tail))
     if interrupted:

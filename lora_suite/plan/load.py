@@ -15,7 +15,7 @@ from lora_suite.config.nearest import nearest
 from lora_suite.plan.canaries import canary_pair, slowed_case, slowed_name, slowing
 from lora_suite.plan.comparability import compare_cases, planted_faults, with_faults
 from lora_suite.plan.driver import read_driver
-from lora_suite.plan.external.load import load_external
+from lora_suite.plan.external.load import Moved, load_external
 from lora_suite.plan.external.reading import UnreadableError
 from lora_suite.plan.model import (
     AnyCase,
@@ -40,6 +40,7 @@ def load_plan(
     budget_minutes: float | None = None,
     arm_overrides: Sequence[str] = (),
     overrides: Sequence[str] = (),
+    moved: Moved | None = None,
 ) -> Plan:
     """Resolve a suite into a plan; starts no training.
 
@@ -48,7 +49,7 @@ def load_plan(
     in place of what the suite says; with a budget, at most so many. budget_minutes: in place of the suite's.
     arm_overrides: texts ``NAME:KEY=VALUE`` for the case of every arm of that
     name. overrides: for every case of ours. The order of a case's overrides is the suite's, `overrides`,
-    `arm_overrides`; for an external case they are words after its command's.
+    `arm_overrides`; for an external case they are words after its command's. moved: see `Moved`.
 
     Raises ConfigError for whatever is wrong with the suite, a driver, a recipe or an override.
     """
@@ -59,7 +60,7 @@ def load_plan(
     today = datetime.now(UTC).date()
     cases = {
         stem: replace(
-            _load(path, chosen.entries.get(stem, CaseEntry(case=stem)), by_stem[stem], today),
+            _load(path, chosen.entries.get(stem, CaseEntry(case=stem)), by_stem[stem], today, moved),
             owner=chosen.owner(stem) or suite.owner or "",
         )
         for stem in by_stem
@@ -99,7 +100,9 @@ def _ours(path: Path, chosen: _Chosen, entry: CanaryEntry, overrides: Sequence[s
     return load_case(path, of_case, overrides, today)
 
 
-def _load(suite: Path, entry: CaseEntry, overrides: Sequence[str], today: date) -> AnyCase:
+def _load(
+    suite: Path, entry: CaseEntry, overrides: Sequence[str], today: date, moved: Moved | None
+) -> AnyCase:
     """Resolve a case of either kind.
 
     What is wrong in our own files stops the plan. Another trainer's script or recipe that cannot be read
@@ -108,7 +111,7 @@ def _load(suite: Path, entry: CaseEntry, overrides: Sequence[str], today: date) 
     if entry.external is None:
         return load_case(suite, entry, overrides, today)
     try:
-        return load_external(suite, entry.case, entry.external, entry.checks, overrides)
+        return load_external(suite, entry.case, entry.external, entry.checks, overrides, moved)
     except UnreadableError as error:
         return UnreadableCase(
             stem=entry.case,

@@ -281,7 +281,9 @@ class TestCommand:
     @pytest.fixture
     def invoke(self, tmp_path, monkeypatch):
         project = Project(tmp_path)
-        monkeypatch.setattr(campaign, "load_plan", lambda path, *, repeats, **options: project.plan(repeats))
+        monkeypatch.setattr(
+            "lora_suite.campaign.request.load_plan", lambda path, *, repeats, **options: project.plan(repeats)
+        )
         monkeypatch.setattr(campaign, "lint_plan", lambda plan: [])
 
         def run(*words: str, damage: Damage | None = None):
@@ -294,7 +296,7 @@ class TestCommand:
                 return train_healthy(case, run, run_dir, step_time=0.2, damage=on_device)
 
             deeds = {(FULL, repeat): deed for repeat in range(1, 9)}
-            monkeypatch.setattr(campaign, "LocalLauncher", lambda: FakeLauncher(deeds))
+            monkeypatch.setattr(campaign, "LocalLauncher", lambda checkouts: FakeLauncher(deeds))
             results = ["--results", str(tmp_path / "results")]
             return CliRunner().invoke(main, ["calibrate", "suites/smoke.yaml", *results, *words])
 
@@ -325,7 +327,7 @@ class TestCommand:
 
 def test_a_campaign_tells_what_it_ran(tmp_path, monkeypatch):
     project = Project(tmp_path)
-    monkeypatch.setattr(campaign, "load_plan", lambda path, **options: project.plan(2))
+    monkeypatch.setattr("lora_suite.campaign.request.load_plan", lambda path, **options: project.plan(2))
     monkeypatch.setattr(campaign, "lint_plan", lambda plan: [])
     request = Request(suite=Path("suites/test.yaml"), results=tmp_path / "results")
     done = run_campaign(request, FakeLauncher(), console())

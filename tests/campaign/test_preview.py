@@ -25,7 +25,7 @@ def shown(monkeypatch, tmp_path):
     """Print a plan; returns the exit code and the lines."""
 
     def show(plan, *findings: Finding) -> tuple[int, list[str]]:
-        monkeypatch.setattr(campaign, "load_plan", lambda path, **options: plan)
+        monkeypatch.setattr("lora_suite.campaign.request.load_plan", lambda path, **options: plan)
         monkeypatch.setattr(campaign, "lint_plan", lambda plan: [*findings])
         screen = console()
         code = preview(Request(Path("suites/smoke.yaml"), results=tmp_path / "results"), screen)
@@ -91,6 +91,8 @@ def test_warnings_of_lint_come_last(shown):
 def test_over_budget_is_an_error_of_lint(monkeypatch):
     """The suite of this repository, with a budget below its 1.6 GPU-hours: found by the real lint."""
     plan = load_plan(ROOT / "suites" / "smoke.yaml")
-    monkeypatch.setattr(campaign, "load_plan", lambda path, **options: replace(plan, budget_gpu_hours=1.5))
+    monkeypatch.setattr(
+        "lora_suite.campaign.request.load_plan", lambda path, **options: replace(plan, budget_gpu_hours=1.5)
+    )
     with pytest.raises(ConfigError, match=r"1\.6 GPU-hours, over its budget of 1\.5"):
         preview(Request(plan.path), console())

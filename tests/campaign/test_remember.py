@@ -21,7 +21,7 @@ from tests.judge.helpers import LORA, make_plan
 def suite(monkeypatch, tmp_path):
     """Run the suite of one pair in an empty folder; returns the campaign and what was printed."""
     monkeypatch.setattr(campaign, "lint_plan", lambda plan: [])
-    monkeypatch.setattr(campaign, "load_plan", lambda path, **options: make_plan())
+    monkeypatch.setattr("lora_suite.campaign.request.load_plan", lambda path, **options: make_plan())
     monkeypatch.chdir(tmp_path)
 
     def run(history=None):

@@ -29,7 +29,7 @@ pairs:
 @pytest.fixture
 def campaign_of(monkeypatch, tmp_path):
     """Run a plan in which LoRA takes as long as full SFT; returns the campaign and its folder."""
-    monkeypatch.setattr(campaign, "load_plan", lambda path, **options: make_plan())
+    monkeypatch.setattr("lora_suite.campaign.request.load_plan", lambda path, **options: make_plan())
     monkeypatch.setattr(campaign, "lint_plan", lambda plan: [])
 
     def run(**request):

@@ -35,7 +35,9 @@ def suite(monkeypatch, tmp_path):
     """Run a plan on a launcher; returns exit code, stored verdict, what was printed, results folder."""
 
     def run(plan: Plan | None = None, launcher: Any = None, **request: Any):
-        monkeypatch.setattr(campaign, "load_plan", lambda path, **options: plan or make_plan())
+        monkeypatch.setattr(
+            "lora_suite.campaign.request.load_plan", lambda path, **options: plan or make_plan()
+        )
         screen = console()
         code = run_suite(
             Request(suite=Path("suites/smoke.yaml"), results=tmp_path / "results", **request),
@@ -228,7 +230,7 @@ def test_keep_reaches_the_launcher(suite):
 
 
 def test_two_runs_of_a_suite_have_two_folders(monkeypatch, tmp_path):
-    monkeypatch.setattr(campaign, "load_plan", lambda path, **options: make_plan())
+    monkeypatch.setattr("lora_suite.campaign.request.load_plan", lambda path, **options: make_plan())
     for _ in range(2):
         run_suite(Request(Path("smoke.yaml"), results=tmp_path), FakeLauncher(), console())
     assert len(list((tmp_path / "smoke").iterdir())) == 2
@@ -264,7 +266,7 @@ def test_arms_that_cannot_be_compared_are_no_error_of_lint(suite, lint):
 
 def test_a_results_folder_that_cannot_be_made_is_a_configuration_error(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(campaign, "load_plan", lambda path, **options: make_plan())
+    monkeypatch.setattr("lora_suite.campaign.request.load_plan", lambda path, **options: make_plan())
     with pytest.raises(ConfigError, match=r"file.*--results"):
         run_suite(Request(Path("smoke.yaml"), results=tmp_path / "file"), FakeLauncher(), console())
 
@@ -273,7 +275,7 @@ def test_a_full_disk_at_the_end_is_one_line(monkeypatch, tmp_path):
     def full(path, value):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(campaign, "load_plan", lambda path, **options: make_plan())
+    monkeypatch.setattr("lora_suite.campaign.request.load_plan", lambda path, **options: make_plan())
     monkeypatch.setattr(campaign, "write_json_atomically", full)
     screen = console()
     assert run_suite(Request(Path("smoke.yaml"), results=tmp_path), FakeLauncher(), screen) == 3
@@ -299,7 +301,7 @@ def test_the_request_reaches_the_plan(monkeypatch, tmp_path):
         seen.update(options, path=path)
         return make_plan()
 
-    monkeypatch.setattr(campaign, "load_plan", load)
+    monkeypatch.setattr("lora_suite.campaign.request.load_plan", load)
     request = Request(
         Path("a.yaml"),
         overrides=("~x.y",),
@@ -319,6 +321,7 @@ def test_the_request_reaches_the_plan(monkeypatch, tmp_path):
         "tiers": "nightly",
         "repeats": 2,
         "budget_minutes": 20.0,
+        "moved": None,
     }
 
 

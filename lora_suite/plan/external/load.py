@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from lora_suite.config.errors import ConfigError
@@ -19,17 +20,41 @@ PYTHON = "{python}"
 UNNAMED = "external"
 
 
+@dataclass(frozen=True)
+class Moved:
+    """A suite that is a copy. suite: the file that it was copied from. source, folder: the tree that was
+    copied, and where the copy lies; both None where an external case's folder was not copied with it.
+    """
+
+    suite: Path
+    source: Path | None = None
+    folder: Path | None = None
+
+    def folder_of(self, cwd: str) -> Path:
+        """An external case's folder: in the copy if it was copied, else where it always was."""
+        found = (self.suite.resolve().parent / cwd).resolve()
+        if self.source is None or self.folder is None or not found.is_relative_to(self.source):
+            return found
+        return self.folder / found.relative_to(self.source)
+
+
 def load_external(
-    suite: Path, stem: str, entry: ExternalEntry, checks: Sequence[str], overrides: Sequence[str]
+    suite: Path,
+    stem: str,
+    entry: ExternalEntry,
+    checks: Sequence[str],
+    overrides: Sequence[str],
+    moved: Moved | None = None,
 ) -> ExternalCase:
     """Resolve an external case without running or writing anything.
 
     checks: the suite's own, after those of the trainer's files. overrides: words that follow the command's.
+    moved: where a suite that is a copy was copied from.
     Raises ConfigError for what the suite says wrongly and for outputs that do not lie inside cwd, and
     UnreadableError where the trainer's own files cannot be read.
     """
     where = f"{suite}: case {stem}"
-    cwd = (suite.resolve().parent / entry.cwd).resolve()
+    cwd = (moved or Moved(suite)).folder_of(entry.cwd)
     if not cwd.is_dir():
         raise ConfigError(f"{where}: cwd: there is no folder {cwd}; write it as seen from the suite's folder")
     dialect = load_dialect(entry.dialect, suite)
@@ -66,6 +91,7 @@ def load_external(
         facts=facts,
         recipe_tree=reading.recipe_tree if reading else None,
         processes=nodes * gpus,
+        declared_nodes=nodes,
         source=reading.source if reading else suite,
         left=reading.left if reading else (),
     )
