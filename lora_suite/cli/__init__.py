@@ -15,10 +15,12 @@ import click
 from lora_suite import __version__
 from lora_suite.cli.ack import ack
 from lora_suite.cli.adapter import adapter
+from lora_suite.cli.attach import attach
 from lora_suite.cli.audit import audit
 from lora_suite.cli.baseline import baseline
 from lora_suite.cli.bisect import bisect
 from lora_suite.cli.calibrate import calibrate
+from lora_suite.cli.cancel import cancel
 from lora_suite.cli.common import INTERRUPTED, USAGE_ERROR
 from lora_suite.cli.compare import compare
 from lora_suite.cli.config import config
@@ -75,10 +77,12 @@ def main() -> None:
 for _command in (
     adapter,
     ack,
+    attach,
     audit,
     baseline,
     bisect,
     calibrate,
+    cancel,
     compare,
     config,
     doctor,
