@@ -40,8 +40,12 @@ class NightRation:
         return reason
 
     def spent(self, case: AnyCase, seconds: float) -> None:
-        """A run of the case ended after so long."""
+        """A run of the case, which was allowed, ended after so long."""
         self._reserved -= case.gpus * case.minutes / 60
+        self.book(case, seconds)
+
+    def book(self, case: AnyCase, seconds: float) -> None:
+        """A run of the case took so long."""
         self.used += case.gpus * seconds / 3600
 
     def _reason(self, case: AnyCase, worst: float) -> str:

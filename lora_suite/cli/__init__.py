@@ -31,6 +31,7 @@ from lora_suite.cli.init import init
 from lora_suite.cli.inspect_adapter import inspect_adapter
 from lora_suite.cli.lint import lint
 from lora_suite.cli.metrics import metrics
+from lora_suite.cli.nightly import nightly
 from lora_suite.cli.report import report
 from lora_suite.cli.run import run
 from lora_suite.cli.selftest import selftest
@@ -92,6 +93,7 @@ for _command in (
     inspect_adapter,
     lint,
     metrics,
+    nightly,
     report,
     run,
     selftest,

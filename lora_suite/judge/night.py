@@ -17,7 +17,7 @@ class SuiteOutcome(Model):
     """One suite of a night.
 
     outcome: its worst state in words. message: why it did not run. directory: relative to the night's folder,
-    empty where nothing ran. counts: verdicts by state. problems: first lines of what is not PASS, at most ten.
+    empty where nothing ran. counts: verdicts by state. problems: first lines of the worst, ten at most.
     gpu_hours: what its runs took.
     """
 
