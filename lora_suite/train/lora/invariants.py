@@ -22,13 +22,13 @@ from lora_suite.train.batch import MicroBatch
 from lora_suite.train.collect import gather
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.lora.growth import MOST_GROWTH, Growth
+from lora_suite.train.lora.names import few
 from lora_suite.train.lora.probes import drawn_b, dropout_effect, scale_found
 from lora_suite.train.models.fingerprint import fingerprint
 
 # Two forward passes over the same numbers; only the order of sums in a fused kernel may differ.
 _LOSS_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 _LOSS_TOLERANCE_HALF = 5e-3
-_NAMED = 5
 # By how much what an adapter adds may miss its formula: a scale that is applied twice or not at all is off by
 # a factor of 2 and more; bfloat16 moves the least-squares factor by less than a percent.
 _SCALE_TOLERANCE = 0.05
@@ -192,7 +192,7 @@ class InvariantChecks:
             self._record("adapters_resumed", None, "the checkpoint does not say what its adapters were")
             return
         lost = [f"rank {rank}" for rank, (before, now) in enumerate(pairs) if before != now]
-        message = f"not the checkpoint's on {_some(lost)}" if lost else "every bit as in the checkpoint"
+        message = f"not the checkpoint's on {few(lost)}" if lost else "every bit as in the checkpoint"
         self._record("adapters_resumed", not lost, message)
 
     def _check_growth(self) -> None:
@@ -297,7 +297,7 @@ class InvariantChecks:
             self._record("frozen_unchanged", None, "nothing is frozen")
             return
         changed = [f"rank {rank}" for rank, (before, now) in enumerate(pairs) if before != now]
-        message = f"changed on {_some(changed)}" if changed else "every bit as at the start"
+        message = f"changed on {few(changed)}" if changed else "every bit as at the start"
         self._record("frozen_unchanged", not changed, message)
 
     def _check_replicas(self) -> None:
@@ -322,7 +322,7 @@ class InvariantChecks:
             *(f"tensor parallel ranks of pp {pp}" for pp, all_ in over_tp.items() if len(all_) > 1),
         ]
         message = (
-            f"differ: {_some(differing)}" if differing else "equal, bit by bit, on all ranks that hold one"
+            f"differ: {few(differing)}" if differing else "equal, bit by bit, on all ranks that hold one"
         )
         self._record("replicas_equal", not differing, message)
 
@@ -331,7 +331,7 @@ class InvariantChecks:
     def _record_missing(self, name: str, missing: list[str], message: str) -> None:
         """Record a check that lists what fails it on this rank; it fails if it does on any rank."""
         anywhere = sorted({key for keys in gather(self._topology, missing) for key in keys})
-        self._record(name, not anywhere, f"not so: {_some(anywhere)}" if anywhere else message)
+        self._record(name, not anywhere, f"not so: {few(anywhere)}" if anywhere else message)
 
     def _record(self, name: str, ok: bool | None, message: str) -> None:
         self._results[name] = Invariant(name=name, ok=ok, message=message)
@@ -339,8 +339,3 @@ class InvariantChecks:
 
 def _digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.detach().cpu().numpy().tobytes()).hexdigest()
-
-
-def _some(names: Sequence[str]) -> str:
-    rest = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -13,9 +13,10 @@ from lora_suite.train.lora import invariants as module
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.lora.spec import LoraSpec
+from lora_suite.train.program import Build, build_backend
 from lora_suite.train.topology import Axis, Topology
 from tests.train.conftest import LORA, Run, small_recipe
-from tests.train.fake_backend import VOCABULARY, WIDTH, FakeBackend, TinyModel
+from tests.train.fake_backend import VOCABULARY, WIDTH, FakeBackend, TinyModel, build
 from tests.train.lora.test_invariants import BATCHES, SUPERVISED, checks_of, make_step, red, train
 
 DROPOUT = "policy.dtensor_cfg.lora_cfg.dropout=0.5"
@@ -149,10 +150,12 @@ def test_the_message_says_how_far_off_the_scale_is(monkeypatch: pytest.MonkeyPat
 RESUMED = (LORA, "checkpointing.enabled=true", "checkpointing.metric_name=null")
 
 
-@pytest.mark.parametrize("lost", [True, False])
-def test_adapters_that_are_lost_at_a_resume(run: Run, monkeypatch: pytest.MonkeyPatch, lost: bool) -> None:
+@pytest.mark.parametrize(("lost", "backend"), [(True, build), (False, build), (True, build_backend)])
+def test_adapters_that_are_lost_at_a_resume(
+    run: Run, monkeypatch: pytest.MonkeyPatch, lost: bool, backend: Build
+) -> None:
     # https://github.com/huggingface/lerobot/issues/3459: wrapped anew after the adapter had been loaded
-    run.train(*RESUMED, "debug.faults.stop_at=2")
+    run.train(*RESUMED, "debug.faults.stop_at=2", backend=backend)
     load = AdapterBank.load_state_dict
 
     def loaded(bank: AdapterBank, state: dict[str, object]) -> None:
@@ -163,7 +166,7 @@ def test_adapters_that_are_lost_at_a_resume(run: Run, monkeypatch: pytest.Monkey
             bank.publish()
 
     monkeypatch.setattr(AdapterBank, "load_state_dict", loaded)
-    run.train(*RESUMED)
+    run.train(*RESUMED, backend=backend)
     assert run.record.segments == [1, 3]
     resumed = {each.name: each for each in run.record.invariants}["adapters_resumed"]
     assert resumed.ok is not lost
