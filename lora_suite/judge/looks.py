@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
+from lora_suite.judge.statistics import detectable_text
 from lora_suite.judge.verdict import PairVerdict
 
 # C_K by the number of looks K, for two-sided 5 %.
@@ -60,4 +61,4 @@ def judge_look(pair: PairVerdict, look: int, looks: int) -> Look:
     undecided = f"{pair.name}: {len(open_checks)} of {len(pair.checks)} checks lie across their limits"
     if look < looks:
         return Look("go on", f"{undecided} at look {look} of {looks}")
-    return Look("last", f"{undecided} at the last look; smallest detectable effect {100 * seen:.1f} %")
+    return Look("last", f"{undecided} at the last look; {detectable_text(seen)}")

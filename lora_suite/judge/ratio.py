@@ -13,7 +13,15 @@ from check_metrics import Expression, PairForm
 from check_metrics.series import describe_steps, is_keyed_by_step
 from lora_suite.judge.block import Block
 from lora_suite.judge.checks import absent_data
-from lora_suite.judge.statistics import CONFIDENCE, Operator, Prior, decide, log_effect, median_log_ratio
+from lora_suite.judge.statistics import (
+    CONFIDENCE,
+    Operator,
+    Prior,
+    decide,
+    detectable_text,
+    log_effect,
+    median_log_ratio,
+)
 from lora_suite.judge.steady import NotSteady, Warmup, floor_steps, unsettled_steps, warmup_of
 from lora_suite.judge.verdict import Effect, MatchedSteps, PairCheckVerdict
 
@@ -245,6 +253,6 @@ def _message(verdict: PairCheckVerdict, effect: Effect, form: PairForm) -> str:
     if verdict.state == "FAIL":
         return f"{verdict.value} is beyond {limit}"
     if verdict.state == "INCONCLUSIVE":
-        seen = f"; smallest detectable effect {100 * (effect.smallest_detectable or 0):.1f} %"
-        return f"{verdict.value} lies across {limit}: more repeats would tell{seen}"
+        seen = detectable_text(effect.smallest_detectable or 0.0)
+        return f"{verdict.value} lies across {limit}: more repeats would tell; {seen}"
     return ""

@@ -39,6 +39,8 @@ FEWEST_DIFFERENCES = 3
 # Makes the median deviation of a normal distribution its standard deviation (Rousseeuw and Croux, JASA 1993).
 ROBUST = 1.4826
 _LARGEST_LOG = 700.0
+# An effect so large that its size says no more.
+_MUCH = 10.0
 
 Operator = Literal["<", "<=", ">", ">="]
 Movement = Literal["slower", "faster", "no"]
@@ -196,6 +198,12 @@ def detectable_log_effect(
     power's. spread: with a prior the moderated one, of whose degrees of freedom d0 are the prior's.
     """
     return _detectable(spread / math.sqrt(repeats), prior_degrees + repeats - 1, confidence)
+
+
+def detectable_text(effect: float) -> str:
+    """What a smallest detectable effect (0.02 is 2 %) says; one so large that its size says no more is cut."""
+    share = f"{100 * effect:.1f} %" if effect < _MUCH else f"above {100 * _MUCH:.0f} %"
+    return f"smallest detectable effect {share}"
 
 
 def moved(effect: Effect, minimum: float) -> Movement:

@@ -21,6 +21,7 @@ from lora_suite.judge.statistics import (
     contrasts,
     decide,
     detectable_log_effect,
+    detectable_text,
     log_difference,
     log_effect,
     median_log_ratio,
@@ -181,6 +182,14 @@ def test_the_whole_interval_decides(low, high, operator, state):
 
 
 @pytest.mark.skipif(not GEMMA.is_dir(), reason="real metric series are not here")
+@pytest.mark.parametrize(
+    ("effect", "text"),
+    [(0.0143, "1.4 %"), (9.99, "999.0 %"), (10.0, "above 1000 %"), (1573.079, "above 1000 %")],
+)
+def test_an_effect_whose_size_says_no_more_is_cut(effect, text):
+    assert detectable_text(effect) == f"smallest detectable effect {text}"
+
+
 class TestRealPair:
     """A published pair (NVIDIA-NeMo/Automodel golden values): identical batches, LoRA slower."""
 
