@@ -201,7 +201,7 @@ def detectable_log_effect(
 
 
 def detectable_text(effect: float) -> str:
-    """What a smallest detectable effect (0.02 is 2 %) says; one so large that its size says no more is cut."""
+    """A smallest detectable effect (0.02 is 2 %) in words; one so large that its size says no more is cut."""
     share = f"{100 * effect:.1f} %" if effect < _MUCH else f"above {100 * _MUCH:.0f} %"
     return f"smallest detectable effect {share}"
 
