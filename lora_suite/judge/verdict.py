@@ -127,8 +127,8 @@ class PairCheckVerdict(Model):
     """One pair check: its state, the effect where it is a ratio, else the value as text.
 
     operator, limit: what the value is held against, where the check is one function of two arms.
-    matched: what a ratio was computed from, where its steps were matched. source: file:line of the check,
-    where known.
+    matched: what a ratio was computed from, where its steps were matched, or (of a repeat that is not steady)
+    was to be. source: file:line of the check, where known.
     """
 
     expression: str
