@@ -114,6 +114,14 @@ def arm_runs(verdict: SuiteVerdict, pair: PairVerdict, arm: str) -> list[RunVerd
     return [run for run in runs if run.pair == pair.name] or runs
 
 
+def runs_by_case(runs: Sequence[RunVerdict]) -> dict[str, list[RunVerdict]]:
+    """The runs of each case, cases in the order of their first runs."""
+    found: dict[str, list[RunVerdict]] = {}
+    for run in runs:
+        found.setdefault(run.case, []).append(run)
+    return found
+
+
 def measured_runs(runs: Sequence[RunVerdict]) -> list[RunVerdict]:
     """The runs less those that only warm the machine (repeat 0), whose figures count nowhere."""
     return [run for run in runs if run.repeat > 0]

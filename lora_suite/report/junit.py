@@ -8,7 +8,7 @@ import re
 from junitparser import Error, Failure, JUnitXml, TestCase, TestSuite
 
 from lora_suite.judge.verdict import PairCheckVerdict, PairVerdict, RunVerdict, State, SuiteVerdict
-from lora_suite.report.evidence import cause
+from lora_suite.report.evidence import cause, runs_by_case
 from lora_suite.report.words import detects
 
 # Control characters (colours of a quoted log) that XML 1.0 cannot hold at all.
@@ -18,11 +18,10 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def render(verdict: SuiteVerdict) -> str:
     """JUnit XML: one test suite a case and a pair. FAIL is a failure; all else but PASS is an error."""
     xml = JUnitXml(name=verdict.suite)
-    for case in dict.fromkeys(run.case for run in verdict.runs):
+    for case, runs in runs_by_case(verdict.runs).items():
         suite = TestSuite(case)
-        for run in verdict.runs:
-            if run.case == case:
-                suite.add_testcases(_run_cases(run))
+        for run in runs:
+            suite.add_testcases(_run_cases(run))
         xml.add_testsuite(suite)
     for pair in verdict.pairs:
         suite = TestSuite(f"pair {pair.name}")

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lora_suite.judge.verdict import PairCheckVerdict, PairVerdict, RunVerdict, State, SuiteVerdict, worst
-from lora_suite.report.evidence import Evidence, measured_runs
+from lora_suite.report.evidence import Evidence, measured_runs, runs_by_case
 from lora_suite.report.glyphs import encodable, in_ascii, interval_bar, sparkline
 from lora_suite.report.problems import Problem, health_flags, notes_of, problems, run_notes, short_name
 from lora_suite.report.words import count, detects, duration, interval, outcome, shortened
@@ -102,8 +102,7 @@ def _add_row(table: Table, state: State, name: str, *figures: str) -> None:
 def _case_table(runs: Sequence[RunVerdict]) -> Table:
     floored = any("floor_time" in run.summary for run in runs)
     table = _table("case", "runs", "checks", "loss", "s/step", *(["floor"] if floored else []), "GiB")
-    for case in dict.fromkeys(run.case for run in runs):
-        own = [run for run in runs if run.case == case]
+    for case, own in runs_by_case(runs).items():
         checks = [check for run in own for check in run.checks]
         passed = sum(check.state == "PASS" for check in checks)
         _add_row(
