@@ -11,8 +11,9 @@ from torch import nn
 
 from lora_suite.config.errors import ConfigError
 from lora_suite.train.lora.adapter_files import AdapterFolder
+from lora_suite.train.lora.export import plain_factors
 from lora_suite.train.lora.names import few
-from lora_suite.train.lora.peft_format import factors_of, scale_of
+from lora_suite.train.lora.peft_format import scale_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,17 +23,18 @@ def merge_adapter(folder: AdapterFolder, base: str, directory: Path) -> int:
     """Write the base model with W + scale · B·A in place of every adapted W; return how many there were.
 
     base: folder or hub name of a pretrained model, whose dtypes and tokenizer are kept. Sums are made in
-    float32 (float64 for a float64 base) and rounded once. Raises ConfigError for a base that cannot be had,
-    for adapters of linears that it has not, and for one of a head that is the embedding, too: that would
-    change the embedding (https://github.com/huggingface/peft/issues/2018).
+    float32 (float64 for a float64 base) and rounded once. Adapters of fused linears are split first. Raises
+    ConfigError for a base that cannot be had, for adapters of linears that it has not, and for one of a head
+    that is the embedding, too: that would change the embedding
+    (https://github.com/huggingface/peft/issues/2018).
     """
     from transformers import AutoModelForCausalLM
 
-    factors = factors_of(folder)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{base}: no pretrained model: {error}") from error
+    factors = plain_factors(folder, base)
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     if missing := sorted(factors.keys() - linears.keys()):
         raise ConfigError(f"{folder.path}: has adapters for {few(missing)}, which {base} has not")

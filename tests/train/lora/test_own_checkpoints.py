@@ -14,6 +14,7 @@ from lora_suite.config.errors import ConfigError
 from lora_suite.train.lora.adapter import Adapter, Placement
 from lora_suite.train.lora.adapter_files import read_adapter
 from lora_suite.train.lora.export import export_adapter
+from lora_suite.train.lora.merge import merge_adapter
 from lora_suite.train.lora.peft_format import factors_of
 from lora_suite.train.topology import Axis
 from tests.train.lora.adapters import bank_of, spec, topology
@@ -80,7 +81,7 @@ def write_fused(folder: Path, name: str, ranks: list[torch.Tensor], **meta: obje
     """A checkpoint with one fused adapter: A of ones, and each tensor parallel rank's rows of B."""
     folder.mkdir()
     for rank, b in enumerate(ranks):
-        factors = {f"{name}.a": torch.ones(3 * 6), f"{name}.b": b.flatten()}
+        factors = {f"{name}.a": torch.ones(3 * 8), f"{name}.b": b.flatten()}
         state = {"backend": {"factors": factors, "sharded": [f"{name}.b"] if len(ranks) > 1 else []}}
         torch.save(state, folder / f"rank_{rank}.pt")
     layout = {"dp": 1, "tp": len(ranks), "pp": 1}
@@ -97,13 +98,13 @@ def numbered(*rows: int) -> torch.Tensor:
 def rows_of(folder: Path) -> dict[str, list[int]]:
     """The numbers of B's rows, by the linear's last name."""
     factors = factors_of(read_adapter(folder))
-    assert all(torch.equal(a, torch.ones(3, 6)) for a, _ in factors.values())
+    assert all(torch.equal(a, torch.ones(3, 8)) for a, _ in factors.values())
     return {name.rpartition(".")[2]: b[:, 0].int().tolist() for name, (_, b) in factors.items()}
 
 
 BASE = {
     "model_type": "llama",
-    "hidden_size": 6,
+    "hidden_size": 8,
     "intermediate_size": 4,
     "num_hidden_layers": 1,
     "num_attention_heads": 4,
@@ -144,3 +145,33 @@ def test_fused_adapters_cannot_be_split_without_the_base_s_configuration(tmp_pat
     for base in (None, str(tmp_path / "gone")):
         with pytest.raises(ConfigError, match=r"linear_qkv: adapters of fused linears are split.*--base"):
             export_adapter(folder, tmp_path / "peft", base)
+
+
+def test_a_fused_checkpoint_is_merged_like_what_was_exported_of_it(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    config = {key: value for key, value in BASE.items() if key != "model_type"}
+    LlamaForCausalLM(LlamaConfig(**config)).save_pretrained(tmp_path / "base")  # type: ignore[arg-type]
+    name = "decoder.layers.0.self_attention.linear_qkv"
+    fused = read_adapter(write_fused(tmp_path / "fused", name, [numbered(*range(16))]))
+    base = str(tmp_path / "base")
+    assert merge_adapter(fused, base, tmp_path / "direct") == 3
+    assert export_adapter(fused, tmp_path / "peft", base) == 3
+    assert merge_adapter(read_adapter(tmp_path / "peft"), base, tmp_path / "detour") == 3
+    plain, direct, detour = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / each).state_dict()
+        for each in ("base", "direct", "detour")
+    )
+    assert all(torch.equal(direct[key], detour[key]) for key in plain)
+    # scale 6 / 3, rank 3, A of ones: each weight of a row grows by six times the row's number.
+    for linear, numbers in (("q", (0, 1, 2, 3, 8, 9, 10, 11)), ("k", (4, 5, 12, 13)), ("v", (6, 7, 14, 15))):
+        key = f"model.layers.0.self_attn.{linear}_proj.weight"
+        grown = (direct[key] - plain[key]).mean(1)
+        torch.testing.assert_close(grown, 6.0 * torch.tensor(numbers, dtype=torch.float32))
+
+
+def test_a_head_with_megatron_s_name_is_exported_as_the_head(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    fused = read_adapter(write_fused(tmp_path / "fused", "output_layer", [numbered(*range(8))]))
+    assert export_adapter(fused, tmp_path / "peft", str(tmp_path)) == 1
+    assert rows_of(tmp_path / "peft") == {"lm_head": list(range(8))}

@@ -16,6 +16,11 @@ MODULES = "decoder.layers."
 HEAD = "output_layer"
 
 
+def is_megatrons(name: str) -> bool:
+    """Whether an adapter's name is Megatron's, not that of a transformers model's linear."""
+    return name == HEAD or name.startswith(MODULES)
+
+
 def canonical_factors(factors: Factors, shape: ModelShape) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Whole factors by Hugging Face's names: the same function, in which q, k, v (gate, up) have equal A.
 
