@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import torch
 
 from lora_suite.config import ConfigError
 from lora_suite.config.schema import Checkpointing
-from lora_suite.train.checkpoint import Checkpoints, Meta, metric_of
+from lora_suite.train.checkpoint import Checkpoints, Meta, layout_of, metric_of
 from lora_suite.train.topology import Axis, Topology
-from tests.train.conftest import Run
+from tests.train.conftest import Run, small_recipe
 
 LAYOUT = {"backend": "dtensor", "world_size": 1, "dp": 1, "tp": 1, "pp": 1}
 ONE = Axis(0, 1)
@@ -128,6 +129,22 @@ def test_another_layout_names_both(tmp_path: Path) -> None:
     assert newest is not None
     with pytest.raises(ConfigError, match=r"step_1: the checkpoint's layout .*\(tp is 1 there and 2 here\)"):
         saves.load(newest, LAYOUT | {"tp": 2}, None)
+
+
+def test_another_number_of_replicas_names_both(tmp_path: Path) -> None:
+    # On the same ranks: HSDP's shards are of other sizes than FSDP's.
+    two = Topology(0, 2, torch.device("cpu"), Axis(0, 2), ONE, ONE)
+    replicated, sharded = (
+        layout_of(
+            small_recipe("cluster.gpus_per_node=2", f"policy.dtensor_cfg.dp_replicate_size={size}"), two
+        )
+        for size in (2, 1)
+    )
+    saves = checkpoints(tmp_path)
+    saves.save(replace(meta(1), layout=replicated), {})
+    with pytest.raises(ConfigError, match=r"layout .* \(dp_replicas is 2 there and 1 here\)"):
+        saves.load(tmp_path / "ckpts" / "step_1", sharded, None)
+    assert saves.load(tmp_path / "ckpts" / "step_1", replicated, None)[0].step == 1
 
 
 def test_lora_on_one_side_only_is_refused(tmp_path: Path) -> None:

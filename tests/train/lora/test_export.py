@@ -122,6 +122,40 @@ def test_other_adapters_than_the_recipes_are_refused_before_training(
         run.train(LORA, start, backend=build_backend)
 
 
+def test_a_checkpoint_counts_more_than_the_adapter_that_the_training_started_from(
+    new_run: Callable[[str], Run], tmp_path: Path
+) -> None:
+    sites = preflight(load_recipe(RECIPE, [*SMALL, LORA]).recipe, RECIPE).adapters
+
+    def write_start(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        factors = {
+            site.name: (
+                torch.randn(8, site.in_features, generator=generator) / 8,
+                torch.randn(site.out_features, 8, generator=generator) / 8,
+            )
+            for site in sites
+        }
+        write_peft_adapter(tmp_path / "adapter", factors, spec(rank=8, alpha=32.0), None)
+
+    arm = (LORA, f"{BLOCK}.adapter={tmp_path / 'adapter'}")
+    saved = (*SAVE, "checkpointing.save_period=2")
+    straight, halved = new_run("straight"), new_run("halved")
+    write_start(1)
+    straight.train(*arm, backend=build_backend)
+    halved.train(*arm, *saved, "debug.faults.stop_at=2", backend=build_backend)
+    write_start(2)
+    halved.train(*arm, *saved, backend=build_backend)
+    assert halved.record.segments == [1, 3]
+    assert halved.metrics["train/loss"] == straight.metrics["train/loss"]
+    assert halved.metrics["train/grad_norm"] == straight.metrics["train/grad_norm"]
+    assert {each.name: each.ok for each in halved.record.invariants}["adapters_resumed"]
+    # The second adapter is another model.
+    other = new_run("other")
+    other.train(*arm, backend=build_backend)
+    assert other.metrics["train/loss"]["3"] != straight.metrics["train/loss"]["3"]
+
+
 def test_a_folder_that_is_not_there_is_named_before_anything_is_built() -> None:
     recipe = load_recipe(RECIPE, [*SMALL, LORA, f"{BLOCK}.adapter=nowhere"]).recipe
     with pytest.raises(ConfigError, match=r"dtensor_cfg\.lora_cfg\.adapter: there is no folder nowhere"):
