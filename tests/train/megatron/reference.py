@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lora_suite.blueprint.shape import ModelShape, read_shape
+from lora_suite.train.backends.megatron.weights import LAYER_NORMS, held_linears, unstack
 from lora_suite.train.batch import IGNORED, MicroBatch
 from lora_suite.train.models.initialise import hf_tensors
 from tests.train.megatron.ranks import LEARNING_RATE, MAX_NORM, RECIPES, STEPS, global_batch, supervised
@@ -121,3 +122,28 @@ def merged_fused(base: Weights, factors: Weights) -> Weights:
         for part, value in parts.items():
             weights[f"{layer}{part}.weight"] = base[f"{layer}{part}.weight"] + value
     return weights
+
+
+def whole_tensors(
+    shape: ModelShape, name: str, first_layer: int, shards: Sequence[torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The tensors of a transformers model that one Megatron parameter holds, from all tensor parallel ranks.
+
+    A tied head has no tensor of its own.
+    """
+    if name == "embedding.word_embeddings.weight":
+        return {"model.embed_tokens.weight": torch.cat([*shards])}
+    if name == "output_layer.weight":
+        return {} if shape.tied_head else {"lm_head.weight": torch.cat([*shards])}
+    if name == "decoder.final_layernorm.weight":
+        return {"model.norm.weight": shards[0]}
+    _, _, layer, path = name.split(".", 3)
+    path, _, kind = path.rpartition(".")
+    prefix = f"model.layers.{first_layer + int(layer)}."
+    if path in LAYER_NORMS or path == "mlp.router":
+        return {f"{prefix}{LAYER_NORMS.get(path, 'mlp.gate')}.{kind}": shards[0]}
+    parts = [f"{prefix}{part}.{kind}" for part in held_linears(path)]
+    if len(parts) == 1:
+        return {parts[0]: torch.cat([*shards], 1)}
+    rows = zip(*(unstack(path, shard, shape) for shard in shards), strict=True)
+    return {part: torch.cat(own) for part, own in zip(parts, rows, strict=True)}

@@ -13,10 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from lora_suite.blueprint.shape import read_shape
-from lora_suite.train.backends.megatron.weights import ShardMap
 from lora_suite.train.lora.adapter_files import read_adapter
 from lora_suite.train.lora.export import export_adapter
-from lora_suite.train.topology import Axis
 from tests.train.megatron import reference
 from tests.train.megatron.model_jobs import DROPPED, EXPORTS, INPUT, MODELS, MOE, SPLITS, WAYS, job
 from tests.train.megatron.ranks import global_batch, run_ranks, supervised, whole
@@ -87,12 +85,12 @@ def test_adapters_beside_experts_train_as_merged_weights_do_in_transformers(resu
 def test_shards_joined_are_the_model_as_it_was_saved_bit_by_bit(name, split, results, models):
     kind, split = ("experts", "tp1" if split == "tp2" else split) if name in MOE else ("logits", split)
     ranks = [rank[kind][f"{name} {split} weights"] for rank in results]
-    shards = ShardMap(read_shape(models / name / "config.json"), Axis(0, 1))
+    shape = read_shape(models / name / "config.json")
     joined: dict[str, torch.Tensor] = {}
     for rank in ranks:
         for key, value in rank["parameters"].items():
             parts = [each["parameters"][key] for each in ranks] if rank["tp"] > 1 else [value]
-            joined |= shards.whole(key, rank["first layer"], parts)
+            joined |= reference.whole_tensors(shape, key, rank["first layer"], parts)
     saved = load_file(models / name / "model.safetensors")
     assert joined.keys() == saved.keys()
     for key, value in saved.items():

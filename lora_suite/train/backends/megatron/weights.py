@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From tensors with Hugging Face's names to this rank's Megatron shards, and back.
+"""From tensors with Hugging Face's names to this rank's Megatron shards.
 
 Megatron-core stacks linears that read the same input. Over tensor parallel ranks (tp of them):
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,26 +122,6 @@ class ShardMap:
         rows = [self._part(part, 0) for part in parts]
         rows = [part.view(groups, -1, *part.shape[1:]) for part in rows]
         return torch.cat(rows, 1).flatten(0, 1)
-
-    def whole(self, name: str, first_layer: int, shards: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The whole Hugging Face tensors of one Megatron parameter, the inverse of `local`.
-
-        shards: the parameter's values on all tensor parallel ranks, in their order. A tied head has no tensor
-        of its own.
-        """
-        if name == "embedding.word_embeddings.weight":
-            return {EMBEDDING: torch.cat([*shards])}
-        if name == "output_layer.weight":
-            return {} if self.shape.tied_head else {HEAD: torch.cat([*shards])}
-        if name == "decoder.final_layernorm.weight":
-            return {FINAL_NORM: shards[0]}
-        path, names = _in_layer(name, first_layer)
-        if path == "mlp.router" or path in LAYER_NORMS:
-            return {names[0]: shards[0]}
-        if len(names) == 1:
-            return {names[0]: torch.cat([*shards], 1)}
-        parts = zip(*(unstack(path, shard, self.shape) for shard in shards), strict=True)
-        return {part: torch.cat(rows) for part, rows in zip(names, parts, strict=True)}
 
     def _part(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
         return whole.chunk(self.tp.size, dim)[self.tp.index]
