@@ -11,7 +11,7 @@ from lora_suite.cli.common import leave
 
 
 @click.command(short_help="Follow the jobs of a suite run again, and judge.")
-@click.argument("results", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("results", type=click.Path(path_type=Path))
 def attach(results: Path) -> None:
     """Follow the jobs of RESULTS again, after `run --launcher slurm` was ended, and judge.
 

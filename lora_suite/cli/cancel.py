@@ -11,7 +11,7 @@ from lora_suite.cli.common import leave
 
 
 @click.command(short_help="End the jobs that a suite run submitted.")
-@click.argument("results", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("results", type=click.Path(path_type=Path))
 def cancel(results: Path) -> None:
     """End the jobs that `run --launcher slurm` submitted from RESULTS, and no others.
 
