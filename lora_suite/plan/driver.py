@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from datetime import date
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -77,8 +78,17 @@ class DriverRecord(BaseModel):
 def read_driver(driver: Path, overrides: Sequence[str] = ()) -> DriverRecord:
     """Run `driver` in plan mode with the overrides it is to get; raises ConfigError if it does not plan.
 
-    The driver runs in an empty folder that is removed afterwards, and for at most `TIMEOUT_SECONDS`.
+    The driver runs in an empty folder that is removed afterwards, and for at most `TIMEOUT_SECONDS`. One that
+    was read before is not run again, unless it or the `common.sh` beside it has changed: a suite is planned
+    and linted in one go.
     """
+    texts = tuple(path.read_bytes() for path in (driver, driver.with_name("common.sh")) if path.is_file())
+    return _read_driver(driver, tuple(overrides), texts)
+
+
+@lru_cache(maxsize=4096)
+def _read_driver(driver: Path, overrides: tuple[str, ...], texts: tuple[bytes, ...]) -> DriverRecord:
+    """Run the driver; texts: what else the answer depends on."""
     environment = {name: text for name, text in os.environ.items() if not name.startswith("LORA_SUITE_")}
     with tempfile.TemporaryDirectory(prefix="lora-suite-plan-") as folder:
         try:

@@ -11,7 +11,7 @@ import pytest
 from lora_suite.config import ConfigError
 from lora_suite.plan import driver as driver_module
 from lora_suite.plan.driver import read_driver
-from tests.plan.conftest import BASE, Project
+from tests.plan.conftest import BASE, SIMPLE, Project
 
 WAIVED = """\
 declare_case steps=30 minutes=3
@@ -39,6 +39,23 @@ def test_declarations_with_lines_and_conditions(project: Project) -> None:
     assert (second.on, second.line, second.call) == ("H200", 7, 7)
     # The expression stands on the second line of the same call.
     assert (third.on, third.line, third.call) == ("H100", 8, 7)
+
+
+def test_a_driver_is_run_once_until_it_or_what_it_sources_changes(project: Project) -> None:
+    """Planning and linting a suite both ask, and each answer takes a shell."""
+    runs = project.root / "runs"
+    body = SIMPLE + f"echo ran >> {runs}\n"
+    path = driver_path(project, body)
+    assert read_driver(path).steps == read_driver(path).steps == 30
+    assert runs.read_text() == "ran\n"
+    read_driver(path, ["a=1"])
+    assert runs.read_text() == "ran\n" * 2
+    driver_path(project, body.replace("steps=30", "steps=40"))
+    assert read_driver(path).steps == 40
+    common = project.root / "scripts" / "common.sh"
+    common.write_text(common.read_text() + "\n")
+    read_driver(path)
+    assert runs.read_text() == "ran\n" * 4
 
 
 def test_expired_waiver_brings_the_old_limit_back(project: Project) -> None:
