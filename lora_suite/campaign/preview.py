@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
+from lora_suite.campaign.jobs.units import Unit, job_lines, refuse_too_large, units_of
+from lora_suite.campaign.reference import against
 from lora_suite.campaign.request import Request
 from lora_suite.campaign.run import refuse_errors
 from lora_suite.judge.invariants import REQUIRED_INVARIANTS
 from lora_suite.judge.pair import difference_text
 from lora_suite.judge.verdict import EXIT_CODES
+from lora_suite.launch.site import Site, load_site
 from lora_suite.plan.comparability import compare_cases
 from lora_suite.plan.model import AnyCase, Case, DeclaredCheck, ExternalCase, Pair, Plan, UnreadableCase
 
@@ -23,11 +26,19 @@ def preview(request: Request, console: Console | None = None) -> int:
     Raises ConfigError for a plan that does not resolve and, after printing it, for errors that lint finds.
     """
     console = console or Console()
-    plan = request.plan()
-    for line in plan_lines(plan):
+    asked = request.plan()
+    with against(request, asked) as (plan, _):
+        lines = [*plan_lines(plan)]
+    units: list[Unit] = []
+    site = Site()
+    if request.queued(plan):
+        units, site = units_of(plan), load_site(request.site)
+        lines += job_lines(units, site)
+    for line in lines:
         console.print(Text(line), soft_wrap=True, highlight=False)
-    for warning in refuse_errors(plan):
+    for warning in refuse_errors(asked):
         console.print(Text(str(warning)), soft_wrap=True, highlight=False)
+    refuse_too_large(plan, units, site)
     if any(isinstance(case, UnreadableCase) for case in plan.cases.values()):
         return EXIT_CODES["MISSING"]
     return EXIT_CODES["INCOMPARABLE"] if any(pair.not_comparable for pair in plan.pairs) else 0

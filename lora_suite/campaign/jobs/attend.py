@@ -41,11 +41,11 @@ _LOCK = ".attended"
 CODE = "code"
 
 
-def prepare(request: Request, plan: Plan, make_results: Callable[[], Path]) -> Path:
+def prepare(request: Request, asked: Plan, plan: Plan, make_results: Callable[[], Path]) -> Path:
     """Take the snapshot and write down what the jobs need to know, before anything runs.
 
-    plan: of the request, as it is carried out. Returns the results folder, which `make_results` makes. Raises
-    ConfigError.
+    asked: the plan of the request. plan: as it is carried out. Returns the results folder, which
+    `make_results` makes. Raises ConfigError.
     """
     site = load_site(request.site)
     refuse_too_large(plan, units_of(plan), site)
@@ -74,7 +74,7 @@ def prepare(request: Request, plan: Plan, make_results: Callable[[], Path]) -> P
         site=site,
         snapshot=snapshot,
         reference=reference,
-        trainers=_trainers(plan, snapshot),
+        trainers=_trainers(asked, snapshot),
     ).write(results)
     return shown
 

@@ -22,7 +22,7 @@ from lora_suite.report import terminal
 def run_jobs(request: Request, plan: Plan, console: Console) -> Campaign:
     """Submit the jobs of a suite and follow them; raises ConfigError before anything is submitted."""
     with against(request, plan) as (whole, _):
-        results = prepare(request, whole, lambda: results_folder(request.results, plan.suite))
+        results = prepare(request, plan, whole, lambda: results_folder(request.results, plan.suite))
     _tell(console, f"results: {results}")
     return _follow(results, console)
 

@@ -95,6 +95,21 @@ def _units(plan: Plan, groups: Sequence[list[PlannedRun]]) -> Iterator[Unit]:
         yield Unit(f"{number:03}-{title}", part, cases[0].segments if pair is None else 1)
 
 
+def job_lines(units: Sequence[Unit], site: Site) -> Iterator[str]:
+    """The jobs of a plan and what they cost at most, as text."""
+    yield "jobs:"
+    for unit in units:
+        wanted = unit.resources(site)
+        what = "GPUs" if wanted.gpus else "CPU processes"
+        jobs = f", up to {unit.segments} of them one after another" if unit.segments > 1 else ""
+        yield (
+            f"  {unit.name}: {len(unit.part.runs)} runs, {wanted.nodes} nodes of {wanted.processes} {what}, "
+            f"{wanted.whole_minutes} minutes, {float(unit.gpu_hours(site)):.4g} GPU-hours{jobs}"
+        )
+    total = sum((unit.gpu_hours(site) for unit in units), Fraction())
+    yield f"{len(units)} jobs, at most {float(total):.4g} GPU-hours"
+
+
 def refuse_too_large(plan: Plan, units: Sequence[Unit], site: Site) -> None:
     """Raise ConfigError for jobs that cost more than the suite may, or are longer than the site's may be."""
     total = sum((unit.gpu_hours(site) for unit in units), Fraction())

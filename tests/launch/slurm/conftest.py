@@ -135,6 +135,7 @@ class Project:
     def ended(self, process: subprocess.Popen[str], suite: str) -> tuple[int, dict[str, Any], str]:
         """The same of one that was started."""
         output, _ = process.communicate(timeout=SECONDS)
+        assert (self.folder / "results").is_dir(), output
         verdict = self.results(suite) / "verdict.json"
         assert verdict.is_file(), output
         return process.returncode, json.loads(verdict.read_text()), output

@@ -212,3 +212,13 @@ def test_the_budget_counts_whole_allocations(project: Project) -> None:
     assert process.returncode == 2
     assert "GPU-hours" in output
     assert project.queue() == []
+
+
+def test_slurms_time_limit_is_a_timeout(project: Project) -> None:
+    """The shortest limit that Slurm keeps is a minute."""
+    project.site(sbatch=["--time=1"])
+    status, verdict, output = project.run(project.suite({"one": "hang"}, minutes=5, repeats=2))
+    assert status == 3, output
+    assert states(verdict) == {"one 1": "ERROR", "one 2": "MISSING"}
+    assert verdict["runs"][0]["message"].startswith("timeout: job ")
+    assert len(project.ran()) == 1
