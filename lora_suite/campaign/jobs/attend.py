@@ -38,6 +38,8 @@ from lora_suite.plan.external.load import Moved
 from lora_suite.plan.model import ExternalCase, Plan, PlannedRun
 
 _LOCK = ".attended"
+# NFS clients see each other's writes after up to a minute.
+_LAG_SECONDS = 60.0
 CODE = "code"
 
 
@@ -147,6 +149,7 @@ class _Attendance:
         self._journal = Journal(results)
         self._console = console
         self._said: dict[str, str] = {}
+        self._ended: dict[str, float] = {}
         self._shown: set[tuple[str, int, PlannedRun]] = set()
 
     @property
@@ -197,8 +200,15 @@ class _Attendance:
             place = f"on {job.nodes}" if job.nodes else f"waits: {job.reason}"
             self._say(unit.name, f"{unit.name}: job {job.id} {job.state} {place}")
             return None
+        if job.state == "COMPLETED" and not outcome.finished and self._may_lag(job):
+            return None
         self._say(unit.name, f"{unit.name}: job {job.id} ended, {job.state}")
         return self._conclude(unit, state, outcome, job)
+
+    def _may_lag(self, job: Job) -> bool:
+        """Whether what an orderly job wrote last may still be on its way through a shared file system."""
+        since = self._ended.setdefault(job.id, time.monotonic())
+        return time.monotonic() - since < _LAG_SECONDS
 
     def _conclude(self, unit: Unit, state: UnitState, outcome: Outcome, job: Job) -> Done | None:
         """Repeat or continue a unit whose job has ended, or settle it."""
