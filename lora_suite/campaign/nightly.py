@@ -55,17 +55,17 @@ class Job:
     @property
     def results(self) -> Path:
         """The folder of all nights."""
-        return self.path.parent / self.file.results
+        return self._place(self.file.results)
 
     @property
     def history(self) -> Path:
         """The store that the runs are recorded to."""
-        return self.path.parent / self.file.history if self.file.history else self.results / "history.db"
+        return self._place(self.file.history) if self.file.history else self.results / "history.db"
 
     def request(self, entry: SuiteEntry, results: Path) -> Request:
         """What `lora-suite run` would be asked for."""
         return Request(
-            suite=self.path.parent / entry.suite,
+            suite=self._place(entry.suite),
             overrides=tuple(entry.overrides),
             select=entry.select,
             tiers=entry.tier,
@@ -73,10 +73,14 @@ class Job:
             budget_minutes=entry.budget_minutes,
             slots=entry.slots,
             launcher=self.file.launcher,
-            site=self.path.parent / self.file.site if self.file.site else None,
+            site=self._place(self.file.site) if self.file.site else None,
             results=results,
             history=self.history,
         )
+
+    def _place(self, path: str) -> Path:
+        """Where a path of the file leads, without the `..` that a verdict would repeat everywhere."""
+        return Path(os.path.normpath(self.path.parent / path))
 
 
 def preview_night(path: Path, console: Console, clock: Clock = local_now) -> int:
