@@ -56,8 +56,8 @@ def _shape(folder: AdapterFolder, fused: list[str], base: str | None) -> ModelSh
     path = _config_path(base) if base is not None else None
     if path is None:
         raise ConfigError(
-            f"{folder.path}: {few(fused, most=2)}: adapters of fused linears are split by the base's heads, and its "
-            f"configuration is not here; name its folder or configuration file (--base)"
+            f"{folder.path}: {few(fused, most=2)}: adapters of fused linears are split by the base's heads, "
+            f"and its configuration is not here; name its folder or configuration file (--base)"
         )
     return read_shape(path)
 
