@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import NormalDist
 
 import pytest
 
@@ -49,6 +50,23 @@ def test_nothing_executed_leaves_every_verdict_missing(tmp_path):
     plan = make_plan()
     runs, pairs = judge_suite(plan, tmp_path, {})
     assert {run.state for run in runs} | {pair.state for pair in pairs} == {"MISSING"}
+
+
+@pytest.mark.parametrize(
+    ("repeats", "ended", "note", "quantile"),
+    [
+        (2, "", "looked after 2 of at most 8 repeats", 4.0486),
+        (4, "decided", "looked after 2 and 4 of at most 8 repeats: decided", 2.8628),
+        (8, "", "looked after 2, 4, 6 and 8 of at most 8 repeats", 2.0243),
+    ],
+)
+def test_an_early_look_is_told_and_asks_for_more(tmp_path, repeats, ended, note, quantile):
+    """O'Brien and Fleming's constant of four looks is 2.0243; look k has its √(4 / k) fold."""
+    plan = make_plan(make_pair(repeats=repeats, looks=(2, 4, 6, 8), ended=ended))
+    (pair,) = judge_suite(plan, tmp_path, execute(plan, tmp_path))[1]
+    assert note in pair.notes
+    confidence = pair.checks[0].effect.confidence
+    assert NormalDist().inv_cdf(0.5 + confidence / 2) == pytest.approx(quantile, abs=1e-4)
 
 
 def test_a_reusing_pair_takes_the_runs_of_other_pairs(tmp_path):
