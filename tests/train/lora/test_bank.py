@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from lora_suite.config.schema import Optimizer, OptimizerKwargs
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.topology import Axis
+from tests.train.dtensor.ranks import run_ranks
 from tests.train.lora.adapters import bank_of, shards, spec, topology
 
 SHAPES = {"q": (6, 8), "up": (6, 10), "down": (10, 6)}
@@ -238,10 +238,9 @@ def test_an_empty_bank_is_refused() -> None:
         bank_of([])
 
 
-def _rank_main(rank: int, folder: str) -> None:
+def summed_on_this_rank() -> dict[str, dict[str, torch.Tensor]]:
     """One of two ranks: sums over dp, then over tp, with gradients that name their rank."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    rank = dist.get_rank()
     axis = Axis(rank, 2, dist.group.WORLD)
 
     bank = bank_of([Adapter("q", 6, 8, spec())], topology(dp=axis))
@@ -258,15 +257,12 @@ def _rank_main(rank: int, folder: str) -> None:
         "sharded": bank.master_gradient[bank.replicated :].clone(),
         "norm": bank.clip_gradients(None),
     }
-    torch.save({"dp": dp, "tp": tp}, f"{folder}/rank_{rank}.pt")
-    dist.destroy_process_group()
+    return {"dp": dp, "tp": tp}
 
 
 @pytest.mark.slow
 def test_two_ranks_sum_and_never_average(tmp_path: Path) -> None:
-    mp.spawn(_rank_main, (str(tmp_path),), nprocs=2)  # type: ignore[attr-defined,no-untyped-call]
-    results = [torch.load(tmp_path / f"rank_{rank}.pt") for rank in range(2)]
-    for rank, result in enumerate(results):
+    for rank, result in enumerate(run_ranks(2, tmp_path / "ranks", summed_on_this_rank)):
         # Data parallel: 1 + 2 everywhere, in a bank of 3 × (6 + 8) values.
         assert set(result["dp"]["gradient"].tolist()) == {3.0}
         assert float(result["dp"]["norm"]) == pytest.approx((42 * 9) ** 0.5)
