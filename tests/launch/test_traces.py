@@ -57,7 +57,7 @@ STEPS = [
 
 def write(path: Path, events: Any, packed: bool = False) -> Path:
     content = json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()
-    path.write_bytes(gzip.compress(content) if packed else content)
+    path.write_bytes(gzip.compress(content, mtime=0) if packed else content)
     return path
 
 
@@ -119,7 +119,7 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
         (b"", "cannot be read as a trace"),
         (b"{", "cannot be read as a trace"),
         (b"\x1f\x8bnot packed at all", "cannot be read as a trace"),
-        (gzip.compress(b'{"traceEvents": []}')[:-12], "cannot be read as a trace"),
+        (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-12], "cannot be read as a trace"),
         (b"\xff\xfe\x00", "cannot be read as a trace"),
         (b"3", "no traceEvents"),
         (b'{"traceEvents": 3}', "no traceEvents"),
