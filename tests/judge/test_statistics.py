@@ -181,7 +181,6 @@ def test_the_whole_interval_decides(low, high, operator, state):
     assert decide(interval(low, high), operator, 0.8) == state
 
 
-@pytest.mark.skipif(not GEMMA.is_dir(), reason="real metric series are not here")
 @pytest.mark.parametrize(
     ("effect", "text"),
     [(0.0143, "1.4 %"), (9.99, "999.0 %"), (10.0, "above 1000 %"), (1573.079, "above 1000 %")],
@@ -190,6 +189,7 @@ def test_an_effect_whose_size_says_no_more_is_cut(effect, text):
     assert detectable_text(effect) == f"smallest detectable effect {text}"
 
 
+@pytest.mark.skipif(not GEMMA.is_dir(), reason="real metric series are not here")
 class TestRealPair:
     """A published pair (NVIDIA-NeMo/Automodel golden values): identical batches, LoRA slower."""
 

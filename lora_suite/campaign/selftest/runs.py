@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -75,7 +76,8 @@ def healthy(
         "run_id": f"{case.stem}-{repeat}-0123abcd",
         "case": case.stem,
         "started": "2100-01-01T00:00:00+00:00",
-        "recipe": case.tree,
+        # A copy: what damages a record must not change the case for others.
+        "recipe": copy.deepcopy(case.tree),
         "recipe_hash": "0",
         "steps_done": steps,
         "segments": [1],
