@@ -84,8 +84,8 @@ def test_a_requeued_job_begins_anew_and_says_so(project: Project) -> None:
     project.await_(project.ran)
     (job, _, _) = project.queue()[0]
     project.slurm("scontrol", "requeue", job)
-    # Slurm lets a job that is put back wait for two minutes. Less will do, but a node follows its SIGTERM up with
-    # SIGKILL after KillWait (2 s here), by the job's number alone: no second life may have begun by then.
+    # Slurm lets a job that is put back wait for two minutes. Less will do, but after its SIGTERM a node sends
+    # SIGKILL when KillWait (2 s here) is over, by the job's number alone: no second life may have begun then.
     project.await_(lambda: [state for _, state, _ in project.queue()] == ["PENDING"])
     time.sleep(6.0)
     project.slurm("scontrol", "update", f"jobid={job}", "starttime=now")
