@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from lora_suite.train.backends.dtensor.full import FullParameters, local_part
+from lora_suite.train.backends.dtensor.trained import TrainedBackend
 from lora_suite.train.batch import MicroBatch
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.models.fingerprint import fingerprint
@@ -19,7 +18,7 @@ from lora_suite.train.token_loss import token_loss_sum
 from lora_suite.train.topology import Topology
 
 
-class DTensorBackend:
+class DTensorBackend(TrainedBackend):
     """A transformers model under FSDP2 and tensor parallelism; see `lora_suite.train.backends.base.Backend`.
 
     trained: what trains, the adapters or every parameter. All dp ranks must pass equally many micro batches,
@@ -27,10 +26,9 @@ class DTensorBackend:
     """
 
     def __init__(self, model: nn.Module, topology: Topology, trained: AdapterBank | FullParameters) -> None:
+        super().__init__(trained)
         self.model = model
         self.topology = topology
-        self.bank = trained if isinstance(trained, AdapterBank) else None
-        self._trained = trained
         # Taken while FSDP2 has its shards registered, not the whole tensors that it gathers.
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
 
@@ -59,18 +57,6 @@ class DTensorBackend:
         )
         return token_loss_sum(output.logits, batch.labels)
 
-    def sync_gradients(self) -> None:
-        """Finish the reduction of gradients; FSDP2 has reduced those of sharded parameters on the way."""
-        self._trained.sync_gradients()
-
-    def clip_gradients(self, max_norm: float | None) -> torch.Tensor:
-        """Scale gradients to `max_norm`; return the global norm before."""
-        return self._trained.clip_gradients(max_norm)
-
-    def optimizer_step(self, lr: float) -> None:
-        """Update what trains and clear the gradients."""
-        self._trained.step(lr)
-
     @torch.no_grad()
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
         """Summed token loss of the micro batches, dropout off."""
@@ -79,24 +65,6 @@ class DTensorBackend:
         self.model.train()
         return torch.stack(losses).sum()
 
-    def adapters_off(self) -> AbstractContextManager[None]:
-        """Within it the model computes as if it had no adapters."""
-        if self.bank is None:
-            raise RuntimeError("full SFT has no adapters to switch off")
-        return self.bank.disabled()
-
-    def trainable_parameters(self) -> int:
-        """Trainable parameters of the whole model."""
-        return self._trained.trainable_parameters()
-
     def frozen_fingerprint(self) -> str:
         """Hash of this rank's shards of the frozen weights; "" for full SFT."""
         return fingerprint((name, local_part(parameter)) for name, parameter in self._frozen)
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's part of what trains and its optimizer state: references, to be saved at once."""
-        return self._trained.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()` of the same rank of the same layout."""
-        self._trained.load_state_dict(state)

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -16,6 +14,7 @@ from lora_suite.train.backends.dtensor.fast.decoder import Decoder
 from lora_suite.train.backends.dtensor.fast.head_loss import chunk_loss, evaluate_loss, head_loss
 from lora_suite.train.backends.dtensor.fast.linears import FramedLinear, refresh
 from lora_suite.train.backends.dtensor.fast.masters import MasterWeights
+from lora_suite.train.backends.dtensor.trained import TrainedBackend
 from lora_suite.train.batch import MicroBatch
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.models.fingerprint import fingerprint
@@ -30,7 +29,7 @@ _ATTENTION = [
 """Implementations of attention, the fastest on Hopper first; the first that can do what is asked is used."""
 
 
-class FastBackend:
+class FastBackend(TrainedBackend):
     """See `lora_suite.train.backends.base.Backend`.
 
     trained: the adapters, or every weight (then there is one rank). gpu: compile the layers and capture each
@@ -40,11 +39,10 @@ class FastBackend:
     def __init__(
         self, model: Decoder, topology: Topology, trained: AdapterBank | MasterWeights, *, gpu: bool
     ) -> None:
+        super().__init__(trained)
         self.model = model
         self.topology = topology
-        self.bank = trained if isinstance(trained, AdapterBank) else None
         self._full = trained if isinstance(trained, MasterWeights) else None
-        self._trained = trained
         self._gpu = gpu
         framed = [linear for linear in model.linears() if isinstance(linear, FramedLinear)]
         wide = torch.promote_types(model.embedding.dtype, torch.float32)
@@ -106,18 +104,6 @@ class FastBackend:
             torch.autograd.backward(loss)
         return loss.detach()
 
-    def sync_gradients(self) -> None:
-        """Sum the adapters' gradients over ranks; nothing else is there twice."""
-        self._trained.sync_gradients()
-
-    def clip_gradients(self, max_norm: float | None) -> torch.Tensor:
-        """Scale gradients to `max_norm`; return the global norm before."""
-        return self._trained.clip_gradients(max_norm)
-
-    def optimizer_step(self, lr: float) -> None:
-        """Update what trains; the frames of the adapters follow."""
-        self._trained.step(lr)
-
     @torch.no_grad()
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
         """Summed token loss of the micro batches, layer by layer as written: shapes vary, and time is not
@@ -128,24 +114,6 @@ class FastBackend:
             losses.append(evaluate_loss(states.flatten(0, 1), self.model.head, batch.labels.flatten()))
         return torch.stack(losses).sum()
 
-    def adapters_off(self) -> AbstractContextManager[None]:
-        """Within it the model computes as if it had no adapters."""
-        if self.bank is None:
-            raise RuntimeError("full SFT has no adapters to switch off")
-        return self.bank.disabled()
-
-    def trainable_parameters(self) -> int:
-        """Trainable parameters of the whole model."""
-        return self._trained.trainable_parameters()
-
     def frozen_fingerprint(self) -> str:
         """Hash of the frozen weights; "" for full SFT."""
         return "" if self.bank is None else fingerprint(self.model.named_tensors())
-
-    def state_dict(self) -> dict[str, Any]:
-        """What trains and its optimizer state: references, to be saved at once."""
-        return self._trained.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`."""
-        self._trained.load_state_dict(state)

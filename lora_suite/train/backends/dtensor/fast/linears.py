@@ -76,7 +76,6 @@ class FramedLinear(nn.Module):
         self.rank: int = spec.rank
         frame = spec.rank * len(adapters)
         frame += -frame % _ALIGNMENT
-        self.frame = frame
         self.register_buffer(
             "matrix", torch.zeros(self.out + frame, in_features + frame, dtype=dtype, device=device)
         )
@@ -96,11 +95,10 @@ class FramedLinear(nn.Module):
     def frame_parts(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Where each adapter's A and s·B stand in the matrix: views, in the order of `adapters`."""
         a, b = [], []
-        starts = [sum(self.widths[:position]) for position in self.by_position]
-        for index, (position, start) in enumerate(zip(self.by_position, starts, strict=True)):
+        for index, (start, stop) in enumerate(self.layout.rows):
             rank = slice(index * self.rank, (index + 1) * self.rank)
             a.append(self.matrix[self.out :][rank, : self.in_features])
-            b.append(self.matrix[start : start + self.widths[position], self.in_features :][:, rank])
+            b.append(self.matrix[start:stop, self.in_features :][:, rank])
         return a, b
 
     @property
