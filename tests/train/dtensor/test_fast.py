@@ -15,8 +15,8 @@ import torch
 from lora_suite.blueprint.preflight import preflight
 from lora_suite.train.backends.dtensor import fast
 from lora_suite.train.backends.dtensor.build import build as build_plain
-from lora_suite.train.backends.dtensor.fast.linears import FramedLinear
 from lora_suite.train.batch import IGNORED
+from lora_suite.train.fast.linears import FramedLinear
 from tests.train.dtensor.ranks import LORA, RECIPES, TINY, Setting, awake, rows, run_ranks, share, supervised
 
 CPU = torch.device("cpu")
@@ -186,7 +186,7 @@ def test_full_training_of_several_ranks_is_left_to_fsdp():
 
 
 def test_head_loss_is_the_cross_entropy_of_every_supervised_token(monkeypatch):
-    from lora_suite.train.backends.dtensor.fast import head_loss as module
+    from lora_suite.train.fast import head_loss as module
 
     monkeypatch.setattr(module, "CHUNK", 3)
     generator = torch.Generator().manual_seed(0)

@@ -9,13 +9,13 @@ from functools import partial
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lora_suite.train.backends.dtensor.fast.capture import CapturedPass
 from lora_suite.train.backends.dtensor.fast.decoder import Decoder
-from lora_suite.train.backends.dtensor.fast.head_loss import chunk_loss, evaluate_loss, head_loss
-from lora_suite.train.backends.dtensor.fast.linears import FramedLinear, refresh
-from lora_suite.train.backends.dtensor.fast.masters import MasterWeights
 from lora_suite.train.backends.dtensor.trained import TrainedBackend
 from lora_suite.train.batch import MicroBatch
+from lora_suite.train.fast.capture import CapturedPass
+from lora_suite.train.fast.head_loss import chunk_loss, evaluate_loss, head_loss
+from lora_suite.train.fast.linears import FramedLinear, refresh
+from lora_suite.train.fast.masters import MasterWeights
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.models.fingerprint import fingerprint
 from lora_suite.train.topology import Topology

@@ -15,10 +15,10 @@ from lora_suite.config.schema import Recipe
 from lora_suite.train.backends.base import Backend
 from lora_suite.train.backends.dtensor.fast.backend import FastBackend
 from lora_suite.train.backends.dtensor.fast.decoder import STACKS, Decoder, Rotation
-from lora_suite.train.backends.dtensor.fast.linears import FramedLinear, StackedLinear
-from lora_suite.train.backends.dtensor.fast.masters import MasterWeights
-from lora_suite.train.backends.dtensor.fast.mlp import GatedOps
 from lora_suite.train.backends.dtensor.parallel import build_mesh
+from lora_suite.train.fast.linears import FramedLinear, StackedLinear
+from lora_suite.train.fast.masters import MasterWeights
+from lora_suite.train.fast.mlp import GatedOps
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.lora.spec import DTYPES, LoraSpec
@@ -107,7 +107,7 @@ def _weight_bytes(recipe: Recipe, blueprint: Blueprint) -> int:
 
 
 def _kernels() -> GatedOps:
-    from lora_suite.train.backends.dtensor.fast import kernels
+    from lora_suite.train.fast import kernels
 
     return GatedOps(kernels.gated, kernels.gated_backward)
 

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional
 
 from lora_suite.blueprint.shape import ModelShape
-from lora_suite.train.backends.dtensor.fast.linears import FramedLinear, StackedLinear
-from lora_suite.train.backends.dtensor.fast.mlp import GatedOps, gated_mlp
+from lora_suite.train.fast.linears import FramedLinear, StackedLinear
+from lora_suite.train.fast.mlp import GatedOps, gated_mlp
 from lora_suite.train.models.causal_lm import WeightSource
 from lora_suite.train.models.initialise import Weight
 

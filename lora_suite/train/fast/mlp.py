@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch.nn import functional
 
-from lora_suite.train.backends.dtensor.fast.linears import FramedLinear, StackedLinear, factor_gradients
+from lora_suite.train.fast.linears import FramedLinear, StackedLinear, factor_gradients
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lora_suite.train.backends.dtensor.fast.linears import FramedLinear, StackedLinear, refresh
-from lora_suite.train.backends.dtensor.fast.mlp import GatedOps, gated_mlp
+from lora_suite.train.fast.linears import FramedLinear, StackedLinear, refresh
+from lora_suite.train.fast.mlp import GatedOps, gated_mlp
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.spec import LoraSpec
 
@@ -114,8 +114,8 @@ def test_kernels_by_the_interpreter():
     pytest.importorskip("triton")
     script = """
         import torch
-        from lora_suite.train.backends.dtensor.fast import kernels
-        from tests.train.dtensor.test_fast_mlp import gated, gated_backward
+        from lora_suite.train.fast import kernels
+        from tests.train.fast.test_mlp import gated, gated_backward
 
         torch.manual_seed(0)
         for tokens, width, rank in ((5, 24, 8), (3, 2100, 0)):
