@@ -198,6 +198,7 @@ class Policy(Block):
     scheduler: Scheduler
     dynamic_batching: Packing
     sequence_packing: Packing
+    require_fast_path: bool
 
     @property
     def backend(self) -> Literal["dtensor", "megatron"]:

@@ -27,6 +27,7 @@ from lora_suite.judge.evidence import (
     read_evidence,
     series_problems,
 )
+from lora_suite.judge.fast_path import judge_fast_path
 from lora_suite.judge.health import health_flags
 from lora_suite.judge.invariants import judge_invariants, judge_recorded, not_applicable, not_measured
 from lora_suite.judge.verdict import CheckVerdict, RunVerdict, State, worst
@@ -189,6 +190,8 @@ def _contents(case: BaseCase, evidence: Evidence) -> tuple[list[CheckVerdict], l
     ours = isinstance(case, Case)
     not_judged += case.left if isinstance(case, ExternalCase) else ()
     verdicts = [*series_problems(evidence, REQUIRED_SERIES if ours else REQUIRED_OF_OTHERS), *checks]
+    if isinstance(case, Case) and case.recipe.policy.require_fast_path:
+        verdicts.append(judge_fast_path(evidence.record))
     if case.lora:
         if isinstance(case, Case):
             skipped = not_applicable(case, evidence.first_step)

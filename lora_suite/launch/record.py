@@ -48,6 +48,16 @@ class Invariant(BaseModel):
     message: str
 
 
+class FastPath(BaseModel):
+    """Whether the training took its backend's fast path, why not if it did not, and whether it had to."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    taken: bool
+    reason: str
+    required: bool
+
+
 class Environment(BaseModel):
     """What must be equal for two runs to be comparable (`strict`), and what is merely noted (`soft`)."""
 
@@ -87,6 +97,7 @@ class RunRecord(BaseModel):
     data: dict[str, int] = Field(default_factory=dict)
     link: str = ""
     lora: dict[str, Any] | None = None
+    fast_path: FastPath | None = None
     invariants: list[Invariant] = Field(default_factory=list)
     environment: Environment | None = None
     health: dict[str, Any] = Field(default_factory=dict)

@@ -16,8 +16,8 @@ import torch
 from lora_suite.blueprint import Blueprint, preflight
 from lora_suite.config import ConfigError, recipe_hash
 from lora_suite.config.schema import Recipe
-from lora_suite.launch.record import RunRecord
-from lora_suite.train.backends.base import Backend
+from lora_suite.launch.record import FastPath, RunRecord
+from lora_suite.train.backends.base import NO_GPU, Backend
 from lora_suite.train.checkpoint import Checkpoints, lora_of
 from lora_suite.train.collect import gather
 from lora_suite.train.data.load import TrainingData, load_data
@@ -170,6 +170,7 @@ class Program:
         finally:
             if reporter is not None:
                 reporter.invariants(parts.checks.results if parts.checks is not None else [])
+                reporter.record.fast_path = _fast_path(job.recipe, parts.backend)
                 reporter.close()
 
 
@@ -220,11 +221,24 @@ def _open_reporter(job: Job, parts: Parts, gpus: Gpus, monitor: MemoryMonitor | 
     record = _open_record(job, parts)
     if record.lora is not None:
         print(_adapters_line(record.lora))
+    _warn_of_slow_path(record.fast_path)
     record.environment = fingerprint(recipe, gpus)
     record.health["before"] = health(gpus)
     interval = recipe.logger.gpu_monitoring.flush_interval
     writer = MetricsWriter(open_sinks(recipe, record, job.files, keep_until=parts.done or None))
     return Reporter(record, job.files, writer, _speed(recipe, parts.blueprint), end, monitor, interval)
+
+
+def _fast_path(recipe: Recipe, backend: Backend) -> FastPath:
+    """What the record says of the fast path; what a shape made of it is only known after the training."""
+    reason = backend.slow_path_reason
+    return FastPath(taken=reason is None, reason=reason or "", required=recipe.policy.require_fast_path)
+
+
+def _warn_of_slow_path(path: FastPath | None) -> None:
+    """Say once why the fast path is not taken; without a GPU nobody expects it, unless it is required."""
+    if path is not None and not path.taken and (path.required or path.reason != NO_GPU):
+        print(f"warning: the fast path is not taken: {path.reason}", file=sys.stderr)
 
 
 def _adapters_line(lora: Mapping[str, Any]) -> str:
@@ -247,6 +261,7 @@ def _open_record(job: Job, parts: Parts) -> RunRecord:
         segments=[parts.done + 1],
         steps_done=parts.done,
         data=parts.data.counts,
+        fast_path=_fast_path(job.recipe, parts.backend),
     )
     lora = lora_of(job.recipe)
     if lora is not None and parts.checks is not None and parts.backend.bank is not None:

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from lora_suite.blueprint import Blueprint
 from lora_suite.config.schema import Recipe
+from lora_suite.train.backends.base import NO_GPU
 from lora_suite.train.backends.dtensor.linear import LoraLinear
 from lora_suite.train.batch import IGNORED, MicroBatch
 from lora_suite.train.lora.adapter import Adapter
@@ -63,6 +64,7 @@ class FakeBackend:
         one = Axis(0, 1)
         dp = Axis(rank, size, dist.group.WORLD if grouped else None)
         self.topology = Topology(rank, size, torch.device("cpu"), dp, one, one)
+        self.slow_path_reason: str | None = NO_GPU
         dtype = DTYPES[recipe.policy.precision]
         self.model = TinyModel(dtype)
         self.bank: AdapterBank | None = None

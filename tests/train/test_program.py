@@ -12,8 +12,11 @@ import pytest
 import torch
 
 from lora_suite.config import ConfigError
+from lora_suite.config.schema import Recipe
 from lora_suite.judge.invariants import REQUIRED_INVARIANTS
+from lora_suite.launch.record import FastPath
 from lora_suite.train import program
+from lora_suite.train.backends.base import NO_GPU
 from lora_suite.train.batch import MicroBatch
 from lora_suite.train.program import NOTHING_TO_DO
 from tests.train.conftest import LORA, Run
@@ -204,3 +207,42 @@ def test_a_crash_keeps_what_was_measured(run: Run, monkeypatch: pytest.MonkeyPat
         run.train()
     assert list(losses(run)) == ["1", "2"]
     assert run.record.steps_done == 2
+
+
+@pytest.mark.parametrize(
+    ("required", "reason", "said"),
+    [
+        ("false", NO_GPU, ""),
+        ("true", NO_GPU, "warning: the fast path is not taken: there is no GPU\n"),
+        ("false", "data.x is off", "warning: the fast path is not taken: data.x is off\n"),
+        ("true", None, ""),
+    ],
+)
+def test_why_the_fast_path_is_not_taken_is_recorded_and_said_once(
+    run: Run, capsys: pytest.CaptureFixture[str], required: str, reason: str | None, said: str
+) -> None:
+    def build(recipe: Recipe, *_: object) -> FakeBackend:
+        backend = FakeBackend(recipe)
+        backend.slow_path_reason = reason
+        return backend
+
+    run.train(f"policy.require_fast_path={required}", backend=build)
+    assert run.record.fast_path == FastPath(
+        taken=reason is None, reason=reason or "", required=required == "true"
+    )
+    assert "".join(each for each in capsys.readouterr().err.splitlines(True) if "fast path" in each) == said
+
+
+def test_a_fast_path_that_is_left_while_training_is_recorded(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = FakeBackend.optimizer_step
+
+    def leave(backend: FakeBackend, lr: float) -> None:
+        backend.slow_path_reason = "a shape cannot be captured"
+        original(backend, lr)
+
+    monkeypatch.setattr(FakeBackend, "optimizer_step", leave)
+    run.train()
+    assert run.record.fast_path is not None
+    assert run.record.fast_path.reason == "a shape cannot be captured"

@@ -23,11 +23,16 @@ from lora_suite.train.batch import MicroBatch
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.topology import Topology
 
+NO_GPU = "there is no GPU"
+"""Why no fast path is taken on a CPU, whatever the recipe asks for."""
+
 
 class Backend(Protocol):
     """One model, split over the ranks of a topology, and what trains it.
 
-    bank: the adapters, or None for full SFT. Every rank calls every method, in the same order.
+    bank: the adapters, or None for full SFT. slow_path_reason: why the backend's fast path is not taken, with
+    the key that decides; None where it is. It may change while training, where a shape cannot take it. Every
+    rank calls every method, in the same order.
     """
 
     @property
@@ -37,6 +42,7 @@ class Backend(Protocol):
 
     topology: Topology
     bank: AdapterBank | None
+    slow_path_reason: str | None
 
     def forward_backward(self, batches: Sequence[MicroBatch], global_tokens: int) -> torch.Tensor:
         """Accumulate gradients over this rank's micro batches.

@@ -6,11 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from lora_suite.blueprint.facts import Blueprint
 from lora_suite.config.schema import Recipe
-from lora_suite.train.backends.base import Backend
+from lora_suite.train.backends.base import NO_GPU, Backend
 from lora_suite.train.backends.dtensor import fast
 from lora_suite.train.backends.dtensor.build import build as build_plain
 
@@ -18,15 +17,21 @@ __all__ = ["build"]
 
 
 def build(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch.device) -> Backend:
-    """Build the backend of a recipe on this rank, by the fast path where there is a GPU and it can be taken.
+    """Build the backend of a recipe on this rank, by the fast path where it can be taken.
 
     `torch.distributed` must be initialised. Raises ConfigError like either path's own build.
     """
-    if device.type == "cuda" and recipe.policy.dtensor_cfg.fast_path == "auto":
-        memory = torch.cuda.get_device_properties(device).total_memory
-        reason = fast.refusal(recipe, blueprint, memory)
-        if reason is None:
-            return fast.build(recipe, recipe_path, blueprint, device, gpu=True)
-        if dist.get_rank() == 0:
-            print(f"the fast path is not taken: {reason}")
-    return build_plain(recipe, recipe_path, blueprint, device)
+    reason = _slow_path_reason(recipe, blueprint, device)
+    if reason is None:
+        return fast.build(recipe, recipe_path, blueprint, device, gpu=True)
+    backend = build_plain(recipe, recipe_path, blueprint, device)
+    backend.slow_path_reason = reason
+    return backend
+
+
+def _slow_path_reason(recipe: Recipe, blueprint: Blueprint, device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return NO_GPU
+    if recipe.policy.dtensor_cfg.fast_path == "off":
+        return "policy.dtensor_cfg.fast_path is off"
+    return fast.refusal(recipe, blueprint, torch.cuda.get_device_properties(device).total_memory)

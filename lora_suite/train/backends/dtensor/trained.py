@@ -40,9 +40,13 @@ class Trained(Protocol):
 
 
 class TrainedBackend:
-    """The part of a backend that is what it trains; see `lora_suite.train.backends.base.Backend`."""
+    """The part of a backend that is what it trains; see `lora_suite.train.backends.base.Backend`.
+
+    slow_path_reason: set by whoever chose the plain path.
+    """
 
     def __init__(self, trained: Trained) -> None:
+        self.slow_path_reason: str | None = None
         self.bank = trained if isinstance(trained, AdapterBank) else None
         self._trained = trained
 

@@ -13,6 +13,7 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from lora_suite.train.backends.base import NO_GPU
 from lora_suite.train.backends.megatron.compat import without_cuda
 from lora_suite.train.backends.megatron.modules import PackedRows
 from lora_suite.train.backends.megatron.optimizer import FullOptimizer, is_replica, is_second_copy
@@ -43,6 +44,9 @@ class MegatronBackend:
         self.bank = bank
         self.ddp = ddp
         self.optimizer = optimizer
+        self.slow_path_reason: str | None = (
+            NO_GPU if topology.device.type == "cpu" else "the megatron backend has none"
+        )
         self._schedule: Callable[..., list[torch.Tensor]] = get_forward_backward_func()
 
     # -- one step -------------------------------------------------------------------------------------------
