@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from lora_suite.train.backends.dtensor.full import FullParameters, local_part
-from lora_suite.train.backends.dtensor.trained import TrainedBackend
+from lora_suite.train.backends.trained import TrainedBackend
 from lora_suite.train.batch import MicroBatch
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.models.fingerprint import fingerprint

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both ways through the dtensor backend leave to what they train: adapters, or every weight."""
+"""What backends leave to what they train: adapters, or every weight."""
 
 from __future__ import annotations
 

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step of the fast paths: each shape of micro batch is captured once, both ways, and replayed."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lora_suite.train.backends.trained import TrainedBackend
+from lora_suite.train.batch import MicroBatch
+from lora_suite.train.fast.capture import CapturedPass
+from lora_suite.train.fast.head_loss import chunk_loss
+from lora_suite.train.fast.linears import FramedLinear, refresh
+from lora_suite.train.fast.masters import MasterWeights
+from lora_suite.train.lora.bank import AdapterBank
+from lora_suite.train.topology import Topology
+
+_ATTENTION = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+"""Implementations of attention, the fastest on Hopper first; the first that can do what is asked is used."""
+
+
+class GraphedBackend(TrainedBackend):
+    """The part of `lora_suite.train.backends.base.Backend` that runs micro batches in training.
+
+    trained: the adapters, or every weight. dtype: of the model. gpu: compile and capture; otherwise the same
+    code runs as it is. A subclass says what the loss is, by `_loss`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        topology: Topology,
+        trained: AdapterBank | MasterWeights,
+        dtype: torch.dtype,
+        *,
+        gpu: bool,
+    ) -> None:
+        super().__init__(trained)
+        self.topology = topology
+        self.model = model
+        self._full = trained if isinstance(trained, MasterWeights) else None
+        self._gpu = gpu
+        wide = torch.promote_types(dtype, torch.float32)
+        self._weight = torch.ones((), dtype=wide, device=topology.device)
+        self._of_chunk = torch.compile(chunk_loss, dynamic=False) if gpu else chunk_loss
+        self._captured: dict[torch.Size, CapturedPass] = {}
+        if self.bank is not None:
+            framed = [module for module in model.modules() if isinstance(module, FramedLinear)]
+            self.bank.listeners.append(partial(refresh, framed))
+            refresh(framed)
+
+    @abstractmethod
+    def _loss(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Summed token loss of a micro batch, whose gradients are `_weight` times its own."""
+
+    def forward_backward(self, batches: Sequence[MicroBatch], global_tokens: int) -> torch.Tensor:
+        """Accumulate gradients over the micro batches; return their summed token loss."""
+        self._weight.fill_(1.0 / global_tokens)
+        losses = []
+        if self._full is not None:
+            self._full.begin()
+        for index, batch in enumerate(batches):
+            self._prepare(batch)
+            if self.bank is not None and index:
+                self.bank.collect()
+            losses.append(self._run(batch))
+            if self._full is not None and len(batches) > 1:
+                self._full.add()
+        return torch.stack(losses).sum()
+
+    def _prepare(self, batch: MicroBatch) -> None:
+        if self._gpu:
+            if batch.input_ids.shape not in self._captured:
+                self._capture(batch)
+        elif self._full is not None:
+            self._clear()
+
+    def _run(self, batch: MicroBatch) -> torch.Tensor:
+        if self._gpu:
+            return self._captured[batch.input_ids.shape](batch)
+        return self._compute(batch.input_ids, batch.labels)
+
+    def _capture(self, batch: MicroBatch) -> None:
+        """Capture a new shape, with the gradients so far put aside."""
+        kept = self.bank.gradient.clone() if self.bank is not None else None
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._captured[batch.input_ids.shape] = CapturedPass(self._compute, batch, self._clear, trained)
+        if self.bank is not None and kept is not None:
+            self.bank.gradient.copy_(kept)
+
+    def _clear(self) -> None:
+        if self.bank is not None:
+            self.bank.gradient.zero_()
+        else:
+            self.model.zero_grad(set_to_none=True)
+
+    def _compute(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(_ATTENTION, set_priority=True):
+            loss = self._loss(input_ids, labels)
+            torch.autograd.backward(loss)
+        return loss.detach()
