@@ -28,7 +28,8 @@ class Axis:
 class Topology:
     """Rank, device and axes. Ranks of equal `dp.index` see the same rows and hold one copy of the model.
 
-    dp: data parallel; tp: tensor parallel; pp: pipeline stages.
+    dp: data parallel; tp: tensor parallel; pp: pipeline stages. ep: the part of dp over which routed experts
+    are split; edp: the part of dp whose ranks hold the same experts (None: all of it).
     """
 
     rank: int
@@ -37,3 +38,10 @@ class Topology:
     dp: Axis
     tp: Axis
     pp: Axis
+    ep: Axis = Axis(0, 1)
+    edp: Axis | None = None
+
+    @property
+    def same_experts(self) -> Axis:
+        """The data parallel ranks that hold the same experts as this one."""
+        return self.dp if self.edp is None else self.edp

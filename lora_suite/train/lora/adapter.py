@@ -57,7 +57,7 @@ class Adapter(nn.Module):
         """Whether the linear adds what the adapter gives."""
         self.enabled = on
 
-    def full_shape(self, factor: str) -> tuple[int, int]:
+    def full_shape(self, factor: str) -> tuple[int, ...]:
         """Shape of the whole factor `a` or `b`, over all tp ranks."""
         rank = self.spec.rank
         return (rank, self.in_features) if factor == "a" else (self.out_features, rank)
@@ -70,10 +70,23 @@ class Adapter(nn.Module):
             return 1
         return None
 
+    @property
+    def shard_axis(self) -> Axis:
+        """The axis over which factors are split, where they are."""
+        return self.tp
+
+    def local_shape(self, factor: str) -> tuple[int, ...]:
+        """Shape of this rank's part of the factor."""
+        shape = list(self.full_shape(factor))
+        dim = self.sharded_dim(factor)
+        if dim is not None:
+            shape[dim] //= self.shard_axis.size
+        return tuple(shape)
+
     def local_part(self, factor: str, whole: torch.Tensor) -> torch.Tensor:
         """This rank's part of a whole factor."""
         dim = self.sharded_dim(factor)
-        return whole if dim is None else whole.chunk(self.tp.size, dim)[self.tp.index]
+        return whole if dim is None else whole.chunk(self.shard_axis.size, dim)[self.shard_axis.index]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """scale · dropout(x·Aᵀ)·Bᵀ for x [..., in (this rank's part)]; [..., out (this rank's part)].

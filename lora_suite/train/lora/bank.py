@@ -9,6 +9,7 @@ factors, one norm, one AdamW. Sharding wrappers must leave them alone (`fully_sh
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from lora_suite.train.optimizer import build_optimizer
 from lora_suite.train.topology import Topology
 
 FACTORS = ("a", "b")
+_SECTIONS = ("replicated", "tp", "ep")
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,9 @@ class AdapterBank:
 
     Flat buffers: `compute` (what the model multiplies with; the factors are views of it), `gradient` (same
     dtype; the factors' ``.grad`` are views, into which autograd accumulates), `master` (float32 or float64,
-    what the optimizer updates). Replicated factors come first, so that their part is one slice. `listeners`
-    are called whenever the factors have changed.
+    what the optimizer updates). Replicated factors come first (up to `replicated`), then those that tensor
+    parallel ranks split, then those of routed experts that expert parallel ranks split (from `experts` on),
+    so that each kind is one slice. `listeners` are called whenever the factors have changed.
     """
 
     def __init__(self, adapters: Sequence[Adapter], topology: Topology, model_dtype: torch.dtype) -> None:
@@ -58,7 +61,7 @@ class AdapterBank:
         self.model_dtype = model_dtype
         self.dtype = self.adapters[0].spec.dtype or model_dtype
         self.slots: tuple[Slot, ...] = ()
-        self.replicated = 0
+        self.replicated = self.experts = 0
         self._optimizer: torch.optim.Optimizer | None = None
         self._collected = False
         self.listeners: list[Callable[[], None]] = []
@@ -70,16 +73,16 @@ class AdapterBank:
         """Lay out the buffers, initialise the factors, register them with their adapters."""
         order = sorted(
             ((adapter, factor) for adapter in self.adapters for factor in FACTORS),
-            key=lambda item: self._is_shard(*item),
+            key=lambda item: _SECTIONS.index(self._section(*item)),
         )
         slots, start = [], 0
         for adapter, factor in order:
-            rows, columns = adapter.full_shape(factor)
-            size = rows * columns
-            if self._is_shard(adapter, factor):
-                size //= adapter.tp.size
-            else:
+            size = math.prod(adapter.local_shape(factor))
+            section = self._section(adapter, factor)
+            if section == "replicated":
                 self.replicated = start + size
+            if section != "ep":
+                self.experts = start + size
             slots.append(Slot(adapter, factor, start, start + size))
             start += size
         self.slots = tuple(slots)
@@ -109,8 +112,14 @@ class AdapterBank:
             adapter.generator = self.generator
 
     @staticmethod
-    def _is_shard(adapter: Adapter, factor: str) -> bool:
-        return adapter.sharded_dim(factor) is not None
+    def _section(adapter: Adapter, factor: str) -> str:
+        """Over which ranks a factor is split."""
+        if adapter.sharded_dim(factor) is None:
+            return "replicated"
+        return "tp" if adapter.shard_axis is adapter.tp else "ep"
+
+    def _keys(self, section: str) -> list[str]:
+        return [slot.key for slot in self.slots if self._section(slot.adapter, slot.factor) == section]
 
     def _initialise(self, slot: Slot) -> None:
         """Draw the whole factor from (seed, name) and keep this rank's part: no layout changes a value."""
@@ -122,14 +131,9 @@ class AdapterBank:
         self.master[slot.start : slot.stop] = adapter.local_part(slot.factor, whole).flatten()
 
     def _register(self, slot: Slot) -> None:
-        rows, columns = slot.adapter.full_shape(slot.factor)
-        dim = slot.adapter.sharded_dim(slot.factor)
-        if dim == 0:
-            rows //= slot.adapter.tp.size
-        elif dim == 1:
-            columns //= slot.adapter.tp.size
-        parameter = nn.Parameter(self.compute[slot.start : slot.stop].view(rows, columns))
-        parameter.grad = self.gradient[slot.start : slot.stop].view(rows, columns)
+        shape = slot.adapter.local_shape(slot.factor)
+        parameter = nn.Parameter(self.compute[slot.start : slot.stop].view(shape))
+        parameter.grad = self.gradient[slot.start : slot.stop].view(shape)
         slot.adapter.register_parameter(slot.factor, parameter)
 
     def build_optimizer(self, config: Optimizer) -> None:
@@ -159,6 +163,7 @@ class AdapterBank:
     def sync_gradients(self) -> None:
         """Sum gradients over data parallel ranks, and replicated factors' over tensor parallel ones.
 
+        An expert's factors are summed over the ranks that hold it: it has seen the rows of all others.
         The loss is already divided by the global batch's tokens, so sums (never averages) are right.
         """
         if self._collected:
@@ -166,17 +171,19 @@ class AdapterBank:
             self.gradient.copy_(self.master_gradient)
         else:
             self.master_gradient.copy_(self.gradient)
-        self.topology.dp.sum(self.master_gradient)
+        self.topology.dp.sum(self.master_gradient[: self.experts])
+        self.topology.same_experts.sum(self.master_gradient[self.experts :])
         self.topology.tp.sum(self.master_gradient[: self.replicated])
 
     def squared_norm(self) -> torch.Tensor:
         """Squared norm of this model copy's gradient (scalar), replicas counted once.
 
-        Sums over tp for the sharded factors and over pp stages; the result is equal on all ranks.
+        Sums over tp and ep for the sharded factors and over pp stages; the result is equal on all ranks.
         """
         replicated = self.master_gradient[: self.replicated].square().sum()
-        sharded = self.topology.tp.sum(self.master_gradient[self.replicated :].square().sum())
-        return self.topology.pp.sum(replicated + sharded)
+        sharded = self.topology.tp.sum(self.master_gradient[self.replicated : self.experts].square().sum())
+        experts = self.topology.ep.sum(self.master_gradient[self.experts :].square().sum())
+        return self.topology.pp.sum(replicated + sharded + experts)
 
     def clip_gradients(self, max_norm: float | None) -> torch.Tensor:
         """Scale the gradient to `max_norm`; return the norm before. No host synchronisation."""
@@ -210,12 +217,8 @@ class AdapterBank:
         return [getattr(slot.adapter, slot.factor) for slot in self.slots]
 
     def trainable_parameters(self) -> int:
-        """Parameters of all adapters of this pipeline stage, over tp ranks, replicas once."""
-        return sum(
-            rows * columns
-            for adapter in self.adapters
-            for rows, columns in (adapter.full_shape(factor) for factor in FACTORS)
-        )
+        """Parameters of all adapters of this pipeline stage, over tp and ep ranks, replicas once."""
+        return sum(math.prod(adapter.full_shape(factor)) for adapter in self.adapters for factor in FACTORS)
 
     @property
     def dtypes(self) -> dict[str, str]:
@@ -252,7 +255,8 @@ class AdapterBank:
     def state_dict(self) -> dict[str, Any]:
         """Master copies by factor, the optimizer's and the dropout generator's state; this rank's part.
 
-        sharded: the factors of which tensor parallel ranks hold different parts.
+        sharded: the factors of which tensor parallel ranks hold different parts. experts: how many experts
+        this rank has, by factor of an adapter for each of them.
         """
         if self._optimizer is None:
             raise RuntimeError("build_optimizer() comes first")
@@ -260,7 +264,12 @@ class AdapterBank:
         dropout = self.generator.get_state() if self.generator is not None else None
         return {
             "factors": factors,
-            "sharded": [slot.key for slot in self.slots if self._is_shard(slot.adapter, slot.factor)],
+            "sharded": self._keys("tp"),
+            "experts": {
+                slot.key: slot.adapter.local_shape(slot.factor)[0]
+                for slot in self.slots
+                if len(slot.adapter.full_shape(slot.factor)) > 2
+            },
             "optimizer": self._optimizer.state_dict(),
             "dropout": dropout,
         }

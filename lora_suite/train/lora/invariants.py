@@ -305,14 +305,18 @@ class InvariantChecks:
         mine = (
             topology.pp.index,
             topology.tp.index,
-            _digest(bank.master),
+            topology.ep.index,
+            _digest(bank.master[: bank.experts]),
+            _digest(bank.master[bank.experts :]),
             _digest(bank.master[: bank.replicated]),
         )
         over_dp: dict[tuple[int, int], set[str]] = {}
         over_tp: dict[int, set[str]] = {}
-        for pp, tp, whole, replicated in gather(topology, mine):
-            over_dp.setdefault((pp, tp), set()).add(whole)
+        over_edp: dict[tuple[int, int, int], set[str]] = {}
+        for pp, tp, ep, all_but_experts, experts, replicated in gather(topology, mine):
+            over_dp.setdefault((pp, tp), set()).add(all_but_experts)
             over_tp.setdefault(pp, set()).add(replicated)
+            over_edp.setdefault((pp, tp, ep), set()).add(experts)
         differing = [
             *(
                 f"data parallel ranks of tp {tp}, pp {pp}"
@@ -320,6 +324,7 @@ class InvariantChecks:
                 if len(all_) > 1
             ),
             *(f"tensor parallel ranks of pp {pp}" for pp, all_ in over_tp.items() if len(all_) > 1),
+            *(f"ranks of expert part {ep}" for (_, _, ep), all_ in over_edp.items() if len(all_) > 1),
         ]
         message = (
             f"differ: {few(differing)}" if differing else "equal, bit by bit, on all ranks that hold one"

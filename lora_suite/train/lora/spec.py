@@ -63,12 +63,12 @@ class LoraSpec:
 
 
 def initialise(tensor: torch.Tensor, method: str, generator: torch.Generator) -> None:
-    """Fill a whole (unsharded) factor [out, in] in place.
+    """Fill a whole (unsharded) factor [out, in], or a stack of such of one for each expert, in place.
 
     xavier: normal with std sqrt(2 / (in + out)) (Glorot); uniform, kaiming: U(-1/sqrt(in), 1/sqrt(in)), which
     is kaiming_uniform with a = sqrt(5), torch's default for a linear; normal: std 0.02; zero.
     """
-    fan_out, fan_in = tensor.shape
+    fan_out, fan_in = tensor.shape[-2:]
     if method == "zero":
         tensor.zero_()
     elif method == "xavier":

@@ -209,21 +209,26 @@ def test_frozen_weights_of_the_first_segment_count(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("place", "changed", "expected"),
     [
-        # The other rank as (pp, tp, everything, replicated part), given ours.
-        ((0, 0), (True, True), False),  # a data parallel copy that differs
-        ((0, 0), (False, False), True),
-        ((0, 1), (True, False), True),  # a tensor parallel rank has other shards, but equal replicas
-        ((0, 1), (True, True), False),
-        ((1, 0), (True, True), True),  # another pipeline stage has other adapters
+        # The other rank as (pp, tp, ep, all but split experts, those, replicated part), given ours.
+        ((0, 0, 0), (True, False, True), False),  # a data parallel copy that differs
+        ((0, 0, 0), (False, False, False), True),
+        ((0, 1, 0), (True, False, False), True),  # a tensor parallel rank has other shards, equal replicas
+        ((0, 1, 0), (True, False, True), False),
+        ((1, 0, 0), (True, True, True), True),  # another pipeline stage has other adapters
+        ((0, 0, 1), (False, True, False), True),  # an expert parallel rank has other experts
+        ((0, 0, 0), (False, True, False), False),  # a copy of the same experts that differs
     ],
 )
 def test_replicas_are_compared_where_they_are_replicas(
-    monkeypatch: pytest.MonkeyPatch, place: tuple[int, int], changed: tuple[bool, bool], expected: bool
+    monkeypatch: pytest.MonkeyPatch,
+    place: tuple[int, int, int],
+    changed: tuple[bool, bool, bool],
+    expected: bool,
 ) -> None:
     def two_ranks(topology: object, value: object) -> list[object]:
-        if isinstance(value, tuple) and len(value) == 4:
+        if isinstance(value, tuple) and len(value) == 6:
             other = [
-                f"other {each}" if differs else each for each, differs in zip(value[2:], changed, strict=True)
+                f"other {each}" if differs else each for each, differs in zip(value[3:], changed, strict=True)
             ]
             return [value, (*place, *other)]
         return [value]
