@@ -16,10 +16,10 @@ IGNORED = -100
 class Segments:
     """Where rows begin and end in a packed micro batch, whose slots are one sequence.
 
-    lengths: of each row in turn, then of the padding, which is a segment like any other; they sum to the
-    slots. boundaries: int32 [segments + 1] on the device, 0 and then the sums of `lengths` (what variable
-    length attention calls cu_seqlens). Attention goes from a position to itself and the earlier ones of its
-    own segment, nowhere else.
+    lengths: of each row in turn, then of the padding, in segments like any other; they sum to the slots.
+    boundaries: int32 [segments + 1] on the device, 0 and then the sums of `lengths` (what variable length
+    attention calls cu_seqlens). Attention goes from a position to itself and the earlier ones of its own
+    segment, nowhere else.
     """
 
     lengths: tuple[int, ...]
@@ -34,6 +34,12 @@ class Segments:
     def longest(self) -> int:
         """Length of the longest segment."""
         return max(self.lengths)
+
+    def filled(self, count: int) -> Segments:
+        """The same with segments of no length behind, `count` in all; without a wait for the device."""
+        more = count - len(self.lengths)
+        ends = self.boundaries[-1:].expand(more)
+        return Segments(self.lengths + (0,) * more, torch.cat([self.boundaries, ends]))
 
     def to(self, device: torch.device) -> Segments:
         """The same segments on `device`."""
@@ -62,6 +68,13 @@ class MicroBatch:
     def slots(self) -> int:
         """Token slots, padded ones too: rows × length."""
         return self.input_ids.numel()
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Input ids and labels; of packed rows also positions and boundaries."""
+        if self.positions is None or self.segments is None:
+            return self.input_ids, self.labels
+        return self.input_ids, self.labels, self.positions, self.segments.boundaries
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same batch on `device`."""

@@ -33,9 +33,9 @@ def test_the_kernel_agrees_with_rows_by_themselves(
         made = [output.detach(), *torch.autograd.grad(output, leaves, upstream.to(dtype))]
         return [each.float() for each in made]
 
-    assert attention._varlen_kernel() is not None, "torch 2.11 or newer has the kernel"
+    assert attention.VARLEN is not None, "torch 2.11 or newer has the kernel"
     exact, with_kernel = results(torch.float32), results(torch.bfloat16)
-    monkeypatch.setattr(attention, "_varlen_kernel", lambda: None)
+    monkeypatch.setattr(attention, "VARLEN", None)
     for truth, ours, plain in zip(exact, with_kernel, results(torch.bfloat16), strict=True):
         # Both round to bfloat16; the kernel may be off by twice as much as the plain form.
         assert 0 < (ours - truth).norm() <= 2 * (plain - truth).norm()

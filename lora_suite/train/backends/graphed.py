@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +18,9 @@ from lora_suite.train.fast.capture import CapturedPass
 from lora_suite.train.fast.head_loss import chunk_loss
 from lora_suite.train.fast.linears import FramedLinear, refresh
 from lora_suite.train.fast.masters import MasterWeights
+from lora_suite.train.fast.room import Room
 from lora_suite.train.lora.bank import AdapterBank
+from lora_suite.train.models.attention import Blocks
 from lora_suite.train.topology import Topology
 
 _ATTENTION = [
@@ -27,6 +30,10 @@ _ATTENTION = [
     SDPBackend.MATH,
 ]
 """Implementations of attention, the fastest on Hopper first; the first that can do what is asked is used."""
+
+
+Shape = tuple[Any, ...]
+"""Room for the longest packed row, and the shape of each tensor of a micro batch."""
 
 
 class GraphedBackend(TrainedBackend):
@@ -53,15 +60,22 @@ class GraphedBackend(TrainedBackend):
         wide = torch.promote_types(dtype, torch.float32)
         self._weight = torch.ones((), dtype=wide, device=topology.device)
         self._of_chunk = torch.compile(chunk_loss, dynamic=False) if gpu else chunk_loss
-        self._captured: dict[torch.Size, CapturedPass] = {}
-        if self.bank is not None:
-            framed = [module for module in model.modules() if isinstance(module, FramedLinear)]
+        self._dtype = dtype
+        self._captured: dict[Shape, CapturedPass] = {}
+        self._room = Room()
+        framed = [module for module in model.modules() if isinstance(module, FramedLinear)]
+        if self.bank is not None and framed:
             self.bank.listeners.append(partial(refresh, framed))
             refresh(framed)
 
     @abstractmethod
-    def _loss(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Summed token loss of a micro batch, whose gradients are `_weight` times its own."""
+    def _loss(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, blocks: Blocks | None = None
+    ) -> torch.Tensor:
+        """Summed token loss of a micro batch, whose gradients are `_weight` times its own.
+
+        blocks: of packed rows.
+        """
 
     def forward_backward(self, batches: Sequence[MicroBatch], global_tokens: int) -> torch.Tensor:
         """Accumulate gradients over the micro batches; return their summed token loss."""
@@ -69,7 +83,8 @@ class GraphedBackend(TrainedBackend):
         losses = []
         if self._full is not None:
             self._full.begin()
-        for index, batch in enumerate(batches):
+        self._make_room(batches)
+        for index, batch in enumerate(map(self._room.fit, batches)):
             self._prepare(batch)
             if self.bank is not None and index:
                 self.bank.collect()
@@ -78,23 +93,36 @@ class GraphedBackend(TrainedBackend):
                 self._full.add()
         return torch.stack(losses).sum()
 
+    def _make_room(self, batches: Sequence[MicroBatch]) -> None:
+        """Have room for the packs of a step; where they do not fit into what is captured, let go of that."""
+        too_small = self._room.grow(batches)
+        if too_small is not None:
+            self._captured.clear()
+            if self.topology.rank == 0:
+                print(f"the fast path captures anew for policy.sequence_packing: {too_small}")
+
     def _prepare(self, batch: MicroBatch) -> None:
         if self._gpu:
-            if batch.input_ids.shape not in self._captured:
+            if self._shape(batch) not in self._captured:
                 self._capture(batch)
         elif self._full is not None:
             self._clear()
 
     def _run(self, batch: MicroBatch) -> torch.Tensor:
         if self._gpu:
-            return self._captured[batch.input_ids.shape](batch)
-        return self._compute(batch.input_ids, batch.labels)
+            return self._captured[self._shape(batch)](batch)
+        return self._compute(self._room.longest, *batch.tensors)
+
+    def _shape(self, batch: MicroBatch) -> Shape:
+        """What a pass is captured for."""
+        return self._room.longest, *(tensor.shape for tensor in batch.tensors)
 
     def _capture(self, batch: MicroBatch) -> None:
         """Capture a new shape, with the gradients so far put aside."""
         kept = self.bank.gradient.clone() if self.bank is not None else None
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self._captured[batch.input_ids.shape] = CapturedPass(self._compute, batch, self._clear, trained)
+        compute = partial(self._compute, self._room.longest)
+        self._captured[self._shape(batch)] = CapturedPass(compute, batch, self._clear, trained)
         if self.bank is not None and kept is not None:
             self.bank.gradient.copy_(kept)
 
@@ -104,8 +132,19 @@ class GraphedBackend(TrainedBackend):
         else:
             self.model.zero_grad(set_to_none=True)
 
-    def _compute(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def _compute(
+        self,
+        longest: int,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        boundaries: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Forward and backward of a micro batch's `tensors`; no packed row is longer than `longest`."""
+        blocks = None
+        if positions is not None and boundaries is not None:
+            blocks = Blocks.of(positions, boundaries, longest, self._dtype)
         with sdpa_kernel(_ATTENTION, set_priority=True):
-            loss = self._loss(input_ids, labels)
+            loss = self._loss(input_ids, labels, blocks)
             torch.autograd.backward(loss)
         return loss.detach()

@@ -79,16 +79,22 @@ class PaddedRows:
         return MicroBatch(torch.from_numpy(tokens), torch.from_numpy(labels))
 
 
+PADDING = 512
+"""Slots of the longest segment of padding: attention to it costs little, and it is not a pack's longest."""
+
+
 @dataclass(frozen=True)
 class PackedRows:
     """Rows of the whole global batch are packed into sequences of `capacity` slots, one a micro batch.
 
     Which rows share a sequence does not depend on the layout. Rank d of D takes the sequences d, d + D, …;
     where they do not come out even, sequences of padding alone fill up, which count nothing in the loss.
+    longest: no segment of padding has more slots; a row's length, so that no position is above a row's.
     """
 
     capacity: int
     pad_id: int
+    longest: int
 
     def micro_batches(self, batch: GlobalBatch, dp: Axis) -> list[MicroBatch]:
         """This data parallel rank's micro batches, on the CPU."""
@@ -115,8 +121,8 @@ class PackedRows:
             tokens[here], labels[here] = example.tokens, example.labels
             start = here.stop
         lengths = [example.length for example in pack]
-        if start < self.capacity:
-            lengths.append(self.capacity - start)
+        piece = min(self.longest, PADDING)
+        lengths += [min(piece, self.capacity - at) for at in range(start, self.capacity, piece)]
         positions = np.concatenate([np.arange(length) for length in lengths])
         return MicroBatch(
             torch.from_numpy(tokens[None]),
@@ -162,7 +168,7 @@ def slicing_of(recipe: Recipe, micro_batch_size: int, pad_id: int) -> Slicing:
     policy = recipe.policy
     longest, multiple = policy.max_total_sequence_length, policy.make_sequence_length_divisible_by
     if policy.sequence_packing.enabled:
-        return PackedRows(round_up(longest * micro_batch_size, multiple), pad_id)
+        return PackedRows(round_up(longest * micro_batch_size, multiple), pad_id, longest)
     return PaddedRows(
         micro_batch_size=micro_batch_size,
         multiple=multiple,

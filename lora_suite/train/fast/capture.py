@@ -14,8 +14,8 @@ from torch import nn
 
 from lora_suite.train.batch import MicroBatch
 
-Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""From input_ids and labels to the summed loss, detached, with gradients accumulated on the way."""
+Compute = Callable[..., torch.Tensor]
+"""From a micro batch's `tensors` to the summed loss, detached, with gradients accumulated on the way."""
 
 _WARM_UP = 3
 """Passes before a capture: compilation, library handles and autotuning must not happen while recording."""
@@ -24,9 +24,9 @@ _WARM_UP = 3
 class CapturedPass:
     """`compute` for one shape of micro batch. Reads its inputs, writes its loss and gradients in place.
 
-    example: a micro batch of that shape, for warming up and capturing. clear: drops the gradients that these
-    passes leave. parameters: whose gradients it writes: to buffers of its own where they have none when it is
-    captured, else it adds to those that are there.
+    example: a micro batch of that shape, packed ones with as many segments as all that come, for warming up
+    and capturing. clear: drops the gradients that these passes leave. parameters: whose gradients it writes:
+    to buffers of its own where they have none when it is captured, else it adds to those that are there.
     """
 
     def __init__(
@@ -36,25 +36,24 @@ class CapturedPass:
         clear: Callable[[], None],
         parameters: Sequence[nn.Parameter],
     ) -> None:
-        self._input_ids = example.input_ids.clone()
-        self._labels = example.labels.clone()
+        self._inputs = [tensor.clone() for tensor in example.tensors]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP):
                 clear()
-                compute(self._input_ids, self._labels)
+                compute(*self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
         clear()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._loss = compute(self._input_ids, self._labels)
+            self._loss = compute(*self._inputs)
         self._gradients = [(parameter, parameter.grad) for parameter in parameters]
 
     def __call__(self, batch: MicroBatch) -> torch.Tensor:
         """Run the graph on a batch of the captured shape; return its summed loss."""
-        self._input_ids.copy_(batch.input_ids)
-        self._labels.copy_(batch.labels)
+        for ours, tensor in zip(self._inputs, batch.tensors, strict=True):
+            ours.copy_(tensor)
         self._graph.replay()
         for parameter, gradient in self._gradients:
             parameter.grad = gradient

@@ -9,8 +9,8 @@ implementation for which transformers knows no mask function is given none and l
 from __future__ import annotations
 
 import inspect
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,12 +18,34 @@ from torch.nn import functional
 
 from lora_suite.train.batch import Segments
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 NAME = "lora_suite_causal"
 
 _HALF = (torch.bfloat16, torch.float16)
+
+
+class Blocks(NamedTuple):
+    """Where packed rows begin and end, as a captured graph can have it: tensors of one size for every pack.
+
+    positions: int64 [1, slots], of each slot in its row. boundaries: int32 [rows + 1], as of `Segments`; rows
+    of no length fill up to a fixed number. longest: no row is longer. mask: bool [slots, slots], who attends
+    to whom; None where the kernel needs none.
+    """
+
+    positions: torch.Tensor
+    boundaries: torch.Tensor
+    longest: int
+    mask: torch.Tensor | None
+
+    @classmethod
+    def of(
+        cls, positions: torch.Tensor, boundaries: torch.Tensor, longest: int, dtype: torch.dtype
+    ) -> Blocks:
+        """Of rows attended to in `dtype`; without a wait for the device."""
+        if _in_kernel(boundaries.device, dtype):
+            return cls(positions, boundaries, longest, None)
+        slot = torch.arange(positions.numel(), dtype=boundaries.dtype, device=boundaries.device)
+        row = torch.searchsorted(boundaries, slot, right=True)
+        return cls(positions, boundaries, longest, (row[:, None] == row) & (slot[:, None] >= slot))
 
 
 def register() -> str:
@@ -42,7 +64,7 @@ def causal_attention(
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    segments: Segments | None = None,
+    segments: Segments | Blocks | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend to this position and those before it, of its segment where there are `segments`.
@@ -71,34 +93,54 @@ def causal_attention(
 
 
 def packed_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scale: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: Segments | Blocks,
+    scale: float | None,
 ) -> torch.Tensor:
-    """Causal attention inside each segment: block-diagonal, and nothing of the blocks' outside is computed.
+    """Causal attention inside each segment: block-diagonal.
 
     query [slots, heads, channels]; key and value [slots, kv heads, channels]. Returns [slots, heads,
-    channels]. On a GPU in half precision one kernel does all segments; elsewhere it is one plain causal
-    attention a segment, the same arithmetic as of unpacked rows.
+    channels]. On a GPU in half precision one kernel does all segments, and nothing between two of them is
+    computed. Elsewhere it is one plain causal attention a segment, the same arithmetic as of unpacked rows,
+    or, where tensors must have one size for every pack, one attention with the blocks' mask.
     """
-    if query.is_cuda and query.dtype in _HALF:
-        kernel = _varlen_kernel()
-        if kernel is not None:
-            return kernel(query, key, value, segments, scale)
+    if VARLEN is not None and _in_kernel(query.device, query.dtype):
+        return VARLEN(query, key, value, segments.boundaries, segments.longest, scale)
+    if isinstance(segments, Blocks):
+        return _attend(query, key, value, scale, segments.mask)
     lengths = list(segments.lengths)
     parts = zip(*(torch.split(states, lengths) for states in (query, key, value)), strict=True)
-    return torch.cat([_causal(q, k, v, scale) for q, k, v in parts])
+    return torch.cat([_attend(q, k, v, scale, None) for q, k, v in parts])
 
 
-def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
-    """Causal attention of one segment, [length, heads, channels] each."""
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float | None,
+    mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention of [length, heads, channels] each, by the mask, causal without one."""
     query, key, value = (states.transpose(0, 1).unsqueeze(0) for states in (query, key, value))
     output = functional.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        query,
+        key,
+        value,
+        mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
     return output.squeeze(0).transpose(0, 1)
 
 
-@cache
-def _varlen_kernel() -> Callable[..., torch.Tensor] | None:
+Varlen = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, float | None], torch.Tensor]
+"""From query, key, value, boundaries, length of the longest segment and scale."""
+
+
+def _varlen_kernel() -> Varlen | None:
     """torch's variable length attention; None before torch 2.11, whose public function has no scale."""
     try:
         from torch.nn.attention.varlen import varlen_attn
@@ -108,25 +150,25 @@ def _varlen_kernel() -> Callable[..., torch.Tensor] | None:
     known = inspect.signature(varlen_attn).parameters
     if "scale" not in known or "window_size" not in known:
         return None
-    grouped = "enable_gqa" in known
+    # Where there is no such argument, the kernel shares heads unasked.
+    options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in known else {}
 
     def attend(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scale: float | None
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        boundaries: torch.Tensor,
+        longest: int,
+        scale: float | None,
     ) -> torch.Tensor:
-        shared = query.shape[1] // key.shape[1]
-        options: dict[str, Any] = {}
-        if grouped:
-            options["enable_gqa"] = shared > 1
-        elif shared > 1:
-            key, value = (states.repeat_interleave(shared, dim=1) for states in (key, value))
         output = varlen_attn(
             query.contiguous(),
             key.contiguous(),
             value.contiguous(),
-            segments.boundaries,
-            segments.boundaries,
-            segments.longest,
-            segments.longest,
+            boundaries,
+            boundaries,
+            longest,
+            longest,
             scale=scale,
             window_size=(-1, 0),
             **options,
@@ -135,3 +177,12 @@ def _varlen_kernel() -> Callable[..., torch.Tensor] | None:
         return output
 
     return attend
+
+
+VARLEN = _varlen_kernel()
+"""The kernel, found once: a compiled layer cannot look for it."""
+
+
+def _in_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernel does what is packed."""
+    return VARLEN is not None and device.type == "cuda" and dtype in _HALF

@@ -107,7 +107,7 @@ def test_every_row_is_packed_once_and_within_the_capacity(lengths: list[int], ca
 
 def test_packed_rows_by_hand() -> None:
     batch = GlobalBatch((example(1, 2, 3), example(4, 5, 6, 7, 8, first=2), example(9, 10)))
-    (micro, second) = PackedRows(8, PAD).micro_batches(batch, ALONE)
+    (micro, second) = PackedRows(8, PAD, 8).micro_batches(batch, ALONE)
     assert micro.input_ids.tolist() == [[4, 5, 6, 7, 8, 1, 2, 3]]
     # No row's last position predicts the first token of the next.
     assert micro.labels.tolist() == [[IGNORED, 6, 7, 8, IGNORED, 2, 3, IGNORED]]
@@ -121,7 +121,18 @@ def test_packed_rows_by_hand() -> None:
     assert second.segments.lengths == (2, 6)
     assert second.positions is not None
     assert second.positions.tolist() == [[0, 1, 0, 1, 2, 3, 4, 5]]
-    assert PackedRows(8, PAD).slots(batch, 1) == 16
+    assert PackedRows(8, PAD, 8).slots(batch, 1) == 16
+
+
+def test_no_segment_of_padding_is_longer_than_a_row() -> None:
+    (micro,) = PackedRows(12, PAD, 5).micro_batches(GlobalBatch((example(1, 2),)), ALONE)
+    assert micro.segments is not None
+    assert micro.positions is not None
+    assert micro.segments.lengths == (2, 5, 5)
+    assert micro.positions.tolist() == [[0, 1, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4]]
+    (long,) = PackedRows(1500, PAD, 1500).micro_batches(GlobalBatch((example(1, 2),)), ALONE)
+    assert long.segments is not None
+    assert long.segments.lengths == (2, 512, 512, 474)
 
 
 def contents(micro: MicroBatch) -> list[tuple[list[int], list[int]]]:
@@ -134,7 +145,7 @@ def contents(micro: MicroBatch) -> list[tuple[list[int], list[int]]]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_packed_ranks_have_every_row_once_and_equally_many_micro_batches(size: int) -> None:
-    batch, packed = rows(10), PackedRows(24, PAD)
+    batch, packed = rows(10), PackedRows(24, PAD, 24)
     ranks = [packed.micro_batches(batch, Axis(index, size)) for index in range(size)]
     assert len({len(rank) for rank in ranks}) == 1
     seen = sorted(row for rank in ranks for micro in rank for row in contents(micro))
@@ -144,12 +155,12 @@ def test_packed_ranks_have_every_row_once_and_equally_many_micro_batches(size: i
 
 def test_a_sequence_of_padding_alone_counts_nothing() -> None:
     batch = GlobalBatch((example(1, 2, 3),))
-    (mine,) = PackedRows(4, PAD).micro_batches(batch, Axis(1, 2))
+    (mine,) = PackedRows(4, PAD, 4).micro_batches(batch, Axis(1, 2))
     assert mine.input_ids.tolist() == [[PAD] * 4]
     assert set(mine.labels.flatten().tolist()) == {IGNORED}
     assert mine.segments is not None
     assert mine.segments.lengths == (4,)
-    assert PackedRows(4, PAD).slots(batch, 2) == 8
+    assert PackedRows(4, PAD, 4).slots(batch, 2) == 8
 
 
 # -- of a recipe --------------------------------------------------------------------------------------------
@@ -162,10 +173,10 @@ def packing(*overrides: str) -> Recipe:
 
 
 def test_a_packed_sequence_has_room_for_a_micro_batch_of_the_longest_rows() -> None:
-    assert slicing_of(packing(), 1, PAD) == PackedRows(50, PAD)
-    assert slicing_of(packing(), 2, PAD) == PackedRows(100, PAD)
+    assert slicing_of(packing(), 1, PAD) == PackedRows(50, PAD, 50)
+    assert slicing_of(packing(), 2, PAD) == PackedRows(100, PAD, 50)
     divisible = packing("policy.make_sequence_length_divisible_by=8")
-    assert slicing_of(divisible, 1, PAD) == PackedRows(56, PAD)
+    assert slicing_of(divisible, 1, PAD) == PackedRows(56, PAD, 50)
 
 
 def test_without_packing() -> None:

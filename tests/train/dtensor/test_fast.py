@@ -7,7 +7,9 @@ Without a GPU nothing is compiled or captured, and the code in between is what i
 from __future__ import annotations
 
 import json
+from contextlib import redirect_stdout
 from functools import partial
+from io import StringIO
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ import torch
 from lora_suite.blueprint.preflight import preflight
 from lora_suite.train.backends.dtensor import fast
 from lora_suite.train.backends.dtensor.build import build as build_plain
-from lora_suite.train.batch import IGNORED
+from lora_suite.train.batch import IGNORED, MicroBatch, Segments
 from lora_suite.train.fast.linears import FramedLinear
 from tests.train.dtensor.ranks import LORA, RECIPES, TINY, Setting, awake, rows, run_ranks, share, supervised
 
@@ -23,6 +25,7 @@ CPU = torch.device("cpu")
 MEMORY = 2**30
 PADDED = "data.pad_to_max_length=true"
 BLOCK = "policy.dtensor_cfg.lora_cfg"
+PEFT = f"{BLOCK}.implementation=peft"
 MODELS = {
     "llama": {},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
@@ -112,6 +115,90 @@ def test_two_ranks_hold_the_whole_model_and_share_the_rows(tmp_path):
     for rank in two:
         assert rank[1]["seen"] == pytest.approx(one["seen"], rel=1e-12)
         assert rank[0]["seen"] == pytest.approx(one["seen"], rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", MODELS)
+def test_peft_on_the_fast_path_trains_like_eager_peft(tmp_path, family):
+    setting = Setting((LORA, PEFT), model_file(tmp_path, family), "float64")
+    eager, quick = run_ranks(1, tmp_path / "ranks", both, setting, 2)[0]
+    assert quick["seen"] == pytest.approx(eager["seen"], rel=1e-12)
+    assert quick["gradients"].keys() == eager["gradients"].keys()
+    for name, gradient in eager["gradients"].items():
+        torch.testing.assert_close(quick["gradients"][name], gradient, rtol=1e-10, atol=1e-16)
+
+
+def losses_packed_and_not(setting, lengths):
+    """Loss, norm, validation loss and gradients of the same rows: padded, and packed into `lengths`."""
+    batch = rows()
+    packed = [packed_rows(batch, counts) for counts in lengths]
+    return (
+        backend_trace(build_fast(setting), [batch]),
+        backend_trace(build_fast(setting), packed),
+        backend_trace(setting.build(), packed),
+    )
+
+
+def backend_trace(backend, micro):
+    if backend.bank is not None:
+        wake(backend)
+    loss = backend.forward_backward(micro, 30).item()
+    backend.sync_gradients()
+    norm = backend.clip_gradients(None).item()
+    gradients = factors(backend, backend.bank.master_gradient) if backend.bank is not None else {}
+    backend.optimizer_step(1e-2)
+    return {"seen": [loss, norm, backend.evaluate(micro).item()], "gradients": gradients}
+
+
+def packed_rows(batch, which):
+    """Rows one behind the other, each without its padding, and padding behind, in pieces: 48 slots."""
+    lengths = [16 - row for row in which]
+    ids = torch.cat([batch.input_ids[row, : 16 - row] for row in which])
+    labels = torch.cat([batch.labels[row, : 16 - row] for row in which])
+    rest = 48 - len(ids)
+    lengths += [min(16, rest - start) for start in range(0, rest, 16)]
+    return MicroBatch(
+        torch.cat([ids, ids.new_zeros(rest)])[None],
+        torch.cat([labels, labels.new_full((rest,), IGNORED)])[None],
+        torch.cat([torch.arange(length) for length in lengths])[None],
+        Segments.of(tuple(lengths)),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("overrides", [(), (LORA,), (LORA, PEFT)], ids=["full", "lora", "peft"])
+def test_packed_rows_train_like_padded_ones(tmp_path, family, overrides):
+    setting = Setting(overrides, model_file(tmp_path, family), "float64")
+    # Packs of different numbers of rows: the second is mostly padding.
+    padded, *others = run_ranks(1, tmp_path / "ranks", losses_packed_and_not, setting, [[0, 2, 3], [1]])[0]
+    for packed in others:
+        assert packed["seen"] == pytest.approx(padded["seen"], rel=1e-12)
+        for name, gradient in padded["gradients"].items():
+            torch.testing.assert_close(packed["gradients"][name], gradient, rtol=1e-10, atol=1e-16)
+
+
+def outgrown(setting):
+    backend, batch = build_fast(setting), rows()
+    wake(backend)
+    narrow = [packed_rows(batch, [3])]
+    wide = packed_rows(batch, [0, 1, 2])
+    ids, labels = wide.input_ids, wide.labels
+    single = MicroBatch(ids, labels, torch.zeros_like(ids), Segments.of((1,) * 48))
+    said = StringIO()
+    with redirect_stdout(said):
+        losses = [backend.forward_backward(each, 30).item() for each in (narrow, [single], [single], narrow)]
+    return losses, said.getvalue(), backend.evaluate(narrow).item()
+
+
+def test_packs_that_outgrow_their_room_are_told_once(tmp_path):
+    losses, said, evaluated = run_ranks(
+        1, tmp_path / "ranks", outgrown, Setting((LORA,), precision="float64")
+    )[0]
+    assert losses[0] == losses[3] == pytest.approx(evaluated, rel=1e-12)
+    assert losses[1] == losses[2] != losses[0]
+    (line,) = said.splitlines()
+    assert "policy.sequence_packing: a pack has 48 rows of up to 1 tokens, and there was room for 16" in line
 
 
 def switched(setting):

@@ -74,7 +74,7 @@ def build(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch
     sharded = layout.shards.size > 1 or masters or (bank is None and topology.dp.size > 1)
     ignored = set(bank.parameters()) if bank is not None else set()
     wrap = partial(shard, layout=layout, masters=masters, ignored=ignored) if sharded else None
-    _place(model, weight_source(recipe, recipe_path, config, device), device, wrap)
+    place(model, weight_source(recipe, recipe_path, config, device), device, wrap)
     if parallel.activation_checkpointing:
         recompute_layers(model, bank.generator if bank is not None else None)
     model.train()
@@ -85,11 +85,11 @@ def build(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch
     return DTensorBackend(model, topology, bank)
 
 
-def _place(
+def place(
     model: PreTrainedModel,
     source: WeightSource,
     device: torch.device,
-    wrap: Callable[[nn.Module], None] | None,
+    wrap: Callable[[nn.Module], None] | None = None,
 ) -> None:
     """Make the model real on `device`, layer by layer and then the rest, wrapping each part when it is."""
     materialise_buffers(model, device)

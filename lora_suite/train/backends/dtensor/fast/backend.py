@@ -8,11 +8,13 @@ from collections.abc import Sequence
 import torch
 
 from lora_suite.train.backends.dtensor.fast.decoder import Decoder
+from lora_suite.train.backends.dtensor.fast.peft import TransformersDecoder
 from lora_suite.train.backends.graphed import GraphedBackend
 from lora_suite.train.batch import MicroBatch
 from lora_suite.train.fast.head_loss import evaluate_loss, head_loss
 from lora_suite.train.fast.masters import MasterWeights
 from lora_suite.train.lora.bank import AdapterBank
+from lora_suite.train.models.attention import Blocks
 from lora_suite.train.models.fingerprint import fingerprint
 from lora_suite.train.topology import Topology
 
@@ -24,18 +26,25 @@ class FastBackend(GraphedBackend):
     shape of micro batch; otherwise the same code runs as it is.
     """
 
-    model: Decoder
+    model: Decoder | TransformersDecoder
 
     def __init__(
-        self, model: Decoder, topology: Topology, trained: AdapterBank | MasterWeights, *, gpu: bool
+        self,
+        model: Decoder | TransformersDecoder,
+        topology: Topology,
+        trained: AdapterBank | MasterWeights,
+        *,
+        gpu: bool,
     ) -> None:
-        super().__init__(model, topology, trained, model.embedding.dtype, gpu=gpu)
+        super().__init__(model, topology, trained, model.head.dtype, gpu=gpu)
         if gpu:
             for layer in model.layers:
                 layer.compile(fullgraph=True, dynamic=False)
 
-    def _loss(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        states = self.model(input_ids).flatten(0, 1)
+    def _loss(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, blocks: Blocks | None = None
+    ) -> torch.Tensor:
+        states = self.model(input_ids, blocks).flatten(0, 1)
         return head_loss(states, self.model.head, labels.flatten(), self._weight, self._of_chunk)
 
     @torch.no_grad()
@@ -44,7 +53,11 @@ class FastBackend(GraphedBackend):
         measured here."""
         losses = []
         for batch in batches:
-            states = self.model.states(batch.input_ids)
+            blocks = None
+            if batch.positions is not None and batch.segments is not None:
+                packed = batch.segments
+                blocks = Blocks.of(batch.positions, packed.boundaries, packed.longest, self.model.head.dtype)
+            states = self.model.states(batch.input_ids, blocks)
             losses.append(evaluate_loss(states.flatten(0, 1), self.model.head, batch.labels.flatten()))
         return torch.stack(losses).sum()
 

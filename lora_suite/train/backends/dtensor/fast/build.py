@@ -13,9 +13,13 @@ from lora_suite.blueprint.facts import Blueprint
 from lora_suite.blueprint.targets import AdapterSite
 from lora_suite.config.schema import Recipe
 from lora_suite.train.backends.base import Backend
+from lora_suite.train.backends.dtensor.adapters import attach_peft
+from lora_suite.train.backends.dtensor.build import place
 from lora_suite.train.backends.dtensor.fast.backend import FastBackend
 from lora_suite.train.backends.dtensor.fast.decoder import STACKS, Decoder, Rotation
+from lora_suite.train.backends.dtensor.fast.peft import TransformersDecoder
 from lora_suite.train.backends.dtensor.parallel import build_mesh
+from lora_suite.train.data.slicing import round_up
 from lora_suite.train.fast.linears import FramedLinear, StackedLinear
 from lora_suite.train.fast.masters import MasterWeights
 from lora_suite.train.fast.mlp import GatedOps
@@ -23,9 +27,10 @@ from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.lora.spec import DTYPES, LoraSpec
 from lora_suite.train.models.causal_lm import build_on_meta, load_config, materialise_buffers, weight_source
+from lora_suite.train.topology import Topology
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedModel
 
 _STACK_OF = {name: stack for stack, names in STACKS.items() for name in names}
 
@@ -42,9 +47,7 @@ def refusal(recipe: Recipe, blueprint: Blueprint, memory: int) -> str | None:
         "data.pad_to_max_length is off, so lengths vary": not recipe.data.pad_to_max_length,
         "the weights take more than half of the GPU's memory": 2 * _weight_bytes(recipe, blueprint) > memory,
         "activation_checkpointing is on": dtensor.activation_checkpointing,
-        "sequence_packing is on": recipe.policy.sequence_packing.enabled,
         "lora_cfg.dropout is not 0": lora.enabled and lora.dropout > 0.0,
-        "lora_cfg.implementation is peft": lora.enabled and lora.implementation == "peft",
         "full SFT of several ranks is sharded": not lora.enabled and recipe.world_size > 1,
         "a linear outside the layers has an adapter": any(
             _place(site) is None for site in blueprint.adapters
@@ -67,6 +70,8 @@ def build(
     shape = blueprint.model
     assert shape is not None, "refused where the shape is not known"
     lora = policy.dtensor_cfg.lora_cfg
+    if lora.enabled and lora.implementation == "peft":
+        return _build_peft(recipe, recipe_path, blueprint, topology, gpu=gpu)
     adapters: dict[str, dict[int, Adapter]] = {}
     bank = None
     if lora.enabled:
@@ -79,11 +84,12 @@ def build(
             return FramedLinear(inputs, widths, bias, adapters[name], dtype, device)
         return StackedLinear(inputs, widths, bias, dtype, device)
 
-    rotation = _rotation(config, policy.max_total_sequence_length, dtype, device)
+    on_meta = build_on_meta(config, dtype)
+    materialise_buffers(on_meta, device)
     model = Decoder(
         shape,
         config.rms_norm_eps,
-        rotation,
+        _rotation(on_meta, recipe, device),
         make,
         trained=bank is None,
         dtype=dtype,
@@ -100,6 +106,20 @@ def build(
         return FastBackend(model, topology, bank, gpu=gpu)
     masters = MasterWeights(list(model.parameters()), policy.optimizer, compiled=gpu)
     return FastBackend(model, topology, masters, gpu=gpu)
+
+
+def _build_peft(
+    recipe: Recipe, recipe_path: Path, blueprint: Blueprint, topology: Topology, *, gpu: bool
+) -> Backend:
+    """transformers' model with PEFT's layers, from the same weights and factors."""
+    lora, device = recipe.policy.dtensor_cfg.lora_cfg, topology.device
+    config, dtype = load_config(recipe, recipe_path), DTYPES[recipe.policy.precision]
+    model = build_on_meta(config, dtype)
+    spec = LoraSpec.from_config(lora, recipe.sft.seed)
+    bank = attach_peft(model, blueprint.adapters, spec, topology, dtype)
+    place(model, weight_source(recipe, recipe_path, config, device), device)
+    bank.build_optimizer(recipe.policy.optimizer)
+    return FastBackend(TransformersDecoder(model, _rotation(model, recipe, device)), topology, bank, gpu=gpu)
 
 
 def _weight_bytes(recipe: Recipe, blueprint: Blueprint) -> int:
@@ -132,11 +152,11 @@ def _adapters(sites: Sequence[AdapterSite], spec: LoraSpec) -> dict[str, dict[in
     return made
 
 
-def _rotation(config: PreTrainedConfig, length: int, dtype: torch.dtype, device: torch.device) -> Rotation:
-    """Cosines and sines of every position, by the model's own rotary module."""
-    model = build_on_meta(config, dtype)
-    materialise_buffers(model, device)
-    rotary = model.get_submodule("model.rotary_emb")
+def _rotation(model: PreTrainedModel, recipe: Recipe, device: torch.device) -> Rotation:
+    """Cosines and sines of every position that a row can have, by the model's own rotary module."""
+    policy = recipe.policy
+    length = round_up(policy.max_total_sequence_length, policy.make_sequence_length_divisible_by)
     positions = torch.arange(length, device=device)[None]
-    cos, sin = rotary(torch.empty(1, dtype=dtype, device=device), positions)
+    x = torch.empty(1, dtype=DTYPES[policy.precision], device=device)
+    cos, sin = model.get_submodule("model.rotary_emb")(x, positions)
     return cos[0], sin[0]

@@ -17,6 +17,7 @@ from torch.nn import functional
 from lora_suite.blueprint.shape import ModelShape
 from lora_suite.train.fast.linears import FramedLinear, StackedLinear
 from lora_suite.train.fast.mlp import GatedOps, gated_mlp
+from lora_suite.train.models.attention import Blocks, packed_attention
 from lora_suite.train.models.causal_lm import WeightSource
 from lora_suite.train.models.initialise import Weight
 
@@ -39,6 +40,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / root mean square of its last dim, times weight; in float32 whatever x is, as transformers does."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def rotation_of(rotation: Rotation, length: int, blocks: Blocks | None) -> Rotation:
+    """Of each slot of a row [length, head_dim], which holds packed rows where there are `blocks`."""
+    cos, sin = rotation
+    if blocks is not None:
+        return cos[blocks.positions[0]], sin[blocks.positions[0]]
+    return cos[:length], sin[:length]
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -90,12 +99,12 @@ class DecoderLayer(nn.Module):
         self.gate_up = make(f"{name}.gate_up", hidden, (shape.intermediate,) * 2, shape.mlp_bias)
         self.down = make(f"{name}.down", shape.intermediate, (hidden,), shape.mlp_bias)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        """x [rows, length, hidden] to the same."""
-        x = x + self._attend(rms_norm(x, self.input_layernorm, self.sizes.eps), rotation)
+    def forward(self, x: torch.Tensor, rotation: Rotation, blocks: Blocks | None = None) -> torch.Tensor:
+        """x [rows, length, hidden] to the same; blocks: of packed rows, which are x's only one."""
+        x = x + self._attend(rms_norm(x, self.input_layernorm, self.sizes.eps), rotation, blocks)
         return x + self._feed(rms_norm(x, self.post_attention_layernorm, self.sizes.eps))
 
-    def _attend(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    def _attend(self, x: torch.Tensor, rotation: Rotation, blocks: Blocks | None) -> torch.Tensor:
         rows, length, hidden = x.shape
         sizes = self.sizes
         states = self.qkv(x.reshape(rows * length, hidden)).view(rows, length, -1, sizes.head_dim)
@@ -103,14 +112,17 @@ class DecoderLayer(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = rms_norm(query, self.q_norm, sizes.eps), rms_norm(key, self.k_norm, sizes.eps)
         query, key = rotate(query, rotation), rotate(key, rotation)
-        context = functional.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=sizes.heads != sizes.kv_heads,
-        )
-        mixed: torch.Tensor = self.o(context.transpose(1, 2).reshape(rows * length, -1))
+        if blocks is not None:
+            context = packed_attention(query[0], key[0], value[0], blocks, None)
+        else:
+            context = functional.scaled_dot_product_attention(
+                query.transpose(1, 2),
+                key.transpose(1, 2),
+                value.transpose(1, 2),
+                is_causal=True,
+                enable_gqa=sizes.heads != sizes.kv_heads,
+            ).transpose(1, 2)
+        mixed: torch.Tensor = self.o(context.reshape(rows * length, -1))
         return mixed.view(rows, length, hidden)
 
     def _feed(self, x: torch.Tensor) -> torch.Tensor:
@@ -153,22 +165,24 @@ class Decoder(nn.Module):
         self.head = self.embedding if shape.tied_head else tensor(shape.vocab, shape.hidden)
         self.rotation = rotation
 
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """input_ids [rows, length] to normalised states [rows, length, hidden]."""
-        return self._through(input_ids, self.layers)
+    def forward(self, input_ids: torch.Tensor, blocks: Blocks | None = None) -> torch.Tensor:
+        """input_ids [rows, length] to normalised states [rows, length, hidden]; [1, slots] with `blocks`."""
+        return self._through(input_ids, blocks, self.layers)
 
-    def states(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def states(self, input_ids: torch.Tensor, blocks: Blocks | None = None) -> torch.Tensor:
         """The same by the layers' code as it is written, where they are compiled."""
-        return self._through(input_ids, [layer.forward for layer in self.layers])
+        return self._through(input_ids, blocks, [layer.forward for layer in self.layers])
 
     def _through(
-        self, input_ids: torch.Tensor, layers: Iterable[Callable[[torch.Tensor, Rotation], torch.Tensor]]
+        self,
+        input_ids: torch.Tensor,
+        blocks: Blocks | None,
+        layers: Iterable[Callable[[torch.Tensor, Rotation, Blocks | None], torch.Tensor]],
     ) -> torch.Tensor:
-        length = input_ids.shape[1]
-        rotation = self.rotation[0][:length], self.rotation[1][:length]
+        rotation = rotation_of(self.rotation, input_ids.shape[1], blocks)
         x = functional.embedding(input_ids, self.embedding)
         for layer in layers:
-            x = layer(x, rotation)
+            x = layer(x, rotation, blocks)
         return rms_norm(x, self.norm, self.eps)
 
     def linears(self) -> Iterator[StackedLinear | FramedLinear]:

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transformers' model with PEFT's layers, on everything else that the fast path has.
+
+What LoRA is compared with: the public way to add adapters, without what keeps it slow elsewhere. The layers
+are transformers' own, with PEFT's adapters beside its linears, and compiled, captured, fed and updated as
+`Decoder`'s are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+
+from lora_suite.train.backends.dtensor.adapters import plain_name
+from lora_suite.train.backends.dtensor.fast.decoder import Rotation, rotation_of
+from lora_suite.train.models.attention import Blocks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class TransformersDecoder(nn.Module):
+    """`Decoder` of transformers' modules: embedding, layers, last norm and head.
+
+    model: frozen but for its adapters, and real. rotation: for the longest row that will come.
+    """
+
+    def __init__(self, model: PreTrainedModel, rotation: Rotation) -> None:
+        super().__init__()
+        self.model = model
+        self.layers = cast(nn.ModuleList, model.get_submodule("model.layers"))
+        self.head = model.get_parameter("lm_head.weight")
+        self.rotation = rotation
+
+    def forward(self, input_ids: torch.Tensor, blocks: Blocks | None = None) -> torch.Tensor:
+        """As `Decoder`'s."""
+        return self._through(input_ids, blocks, self.layers)
+
+    def states(self, input_ids: torch.Tensor, blocks: Blocks | None = None) -> torch.Tensor:
+        """The same by the layers' code as it is written, where they are compiled."""
+        return self._through(input_ids, blocks, [layer.forward for layer in self.layers])
+
+    def _through(
+        self,
+        input_ids: torch.Tensor,
+        blocks: Blocks | None,
+        layers: Iterable[Callable[..., torch.Tensor]],
+    ) -> torch.Tensor:
+        cos, sin = rotation_of(self.rotation, input_ids.shape[1], blocks)
+        x = self.model.get_submodule("model.embed_tokens")(input_ids)
+        for layer in layers:
+            x = layer(x, position_embeddings=(cos[None], sin[None]), segments=blocks)
+        states: torch.Tensor = self.model.get_submodule("model.norm")(x)
+        return states
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every frozen weight by transformers' name."""
+        for name, parameter in self.model.named_parameters():
+            if not parameter.requires_grad:
+                yield plain_name(name), parameter.detach()
