@@ -24,6 +24,35 @@ _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|Cannot allocate mem
 # torchrun's summary of failed ranks, one block a rank (torch/distributed/elastic/multiprocessing/errors).
 _RANK_EXIT = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*: (-?\d+)")
 _ELASTIC = re.compile(r"^[IWEF]\d{4} .*torch/distributed/(elastic|run)")
+_MAYBE_ELASTIC = re.compile(rb"[IWEF](\d|$)")
+
+
+class TorchrunReport:
+    """Takes torchrun's report of failed ranks out of a stream of output, and lets the rest through at once.
+
+    What torchrun logs begins a line with a severity and a date; with its error that a rank failed begins a
+    report, a traceback of torchrun's own, after which the training writes nothing any more.
+    """
+
+    def __init__(self) -> None:
+        self._begun = b""
+        self._reporting = False
+
+    def without(self, chunk: bytes) -> bytes:
+        """What of a chunk is to be shown; a line that may become torchrun's is held until it is whole."""
+        lines = (self._begun + chunk).splitlines(keepends=True)
+        self._begun = b""
+        shown = []
+        for line in lines:
+            if self._reporting:
+                break
+            if _MAYBE_ELASTIC.match(line) and not line.endswith(b"\n"):
+                self._begun = line
+            elif not _ELASTIC.match(line.decode("utf-8", errors="replace")):
+                shown.append(line)
+            else:
+                self._reporting = line.startswith(b"E")
+        return b"".join(shown)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 from lora_suite.blueprint import preflight
 from lora_suite.config import ConfigError, ResolvedRecipe, load_recipe
 from lora_suite.config.schema import Cluster
-from lora_suite.launch.ending import crash, last_lines, plain, rank_exits, record_end
+from lora_suite.launch.ending import TorchrunReport, crash, last_lines, plain, rank_exits, record_end
 from lora_suite.launch.failure import CONFIGURATION, NOTHING_TO_DO
 from lora_suite.launch.processes import end_run, stop_signals_interrupt, undisturbed
 from lora_suite.launch.record import Ended, RunDir, write_json_atomically
@@ -228,9 +228,11 @@ def _channel() -> tuple[int, int]:
 def _forward(process: subprocess.Popen[bytes], reader: int, tail: bytearray) -> None:
     """Pass on output as it comes, until the process has ended and no more comes, and keep its end.
 
-    A process that a rank left behind may hold the channel open, so its end is not waited for.
+    torchrun's report of failed ranks is kept and not passed on: `train` says the same in one line. A process
+    that a rank left behind may hold the channel open, so its end is not waited for.
     """
     listening = True
+    report = TorchrunReport()
     while True:
         ready, _, _ = select.select([reader], [], [], _SILENCE_SECONDS)
         if not ready:
@@ -244,7 +246,7 @@ def _forward(process: subprocess.Popen[bytes], reader: int, tail: bytearray) -> 
         del tail[:-_KEPT_BYTES]
         if listening:
             try:
-                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.write(report.without(chunk))
                 sys.stdout.buffer.flush()
             except BrokenPipeError:
                 # Nobody reads any more (`| head`); the training goes on.

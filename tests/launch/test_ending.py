@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_suite.launch.ending import RankExit, crash, last_lines, plain, rank_exits, read_tail
+from lora_suite.launch.ending import RankExit, TorchrunReport, crash, last_lines, plain, rank_exits, read_tail
 from lora_suite.launch.failure import Failure
 
 
@@ -37,6 +37,24 @@ def test_last_lines_leave_out_blanks_and_torchruns_report() -> None:
     # Where there is nothing else, the report is better than nothing.
     assert last_lines("\n".join(report)) == report
     assert last_lines("") == []
+
+
+REPORT = (
+    b"step 1\rE12 of the user's own\n"
+    b"W1130 12:37:52.391000 211 torch/distributed/elastic/api.py:1010] Sending process 11 closing signal\n"
+    b"error: data.train.data_path: no such file\n"
+    b"E1130 12:37:52.391000 211 torch/distributed/elastic/api.py:1002] failed (exitcode: 2)\n"
+    b"Traceback (most recent call last):\nChildFailedError:\n  rank      : 0 (local_rank: 0)\n"
+)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 60, 1000])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_torchruns_report_is_not_shown_however_it_comes(size: int, end: bytes) -> None:
+    output, report = REPORT.replace(b"\n", end), TorchrunReport()
+    shown = b"".join(report.without(output[at : at + size]) for at in range(0, len(output), size))
+    words = [b"step 1\rE12 of the user's own", b"error: data.train.data_path: no such file", b""]
+    assert shown == end.join(words)
 
 
 def test_ranks_of_a_summary_whose_fields_end_in_spaces() -> None:
