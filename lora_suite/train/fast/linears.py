@@ -53,7 +53,8 @@ class StackedLinear(nn.Module):
 class FramedLinear(nn.Module):
     """Frozen linears [out_i, in] with one input, and adapters beside some of them, as one matrix.
 
-    adapters: by the linear's position, at least one, all of one kind and without dropout.
+    adapters: by the linear's position, at least one, all of one kind and without dropout. groups: how often
+    the linears alternate in the output, each with an equal part of its rows in turn.
     """
 
     def __init__(
@@ -64,10 +65,12 @@ class FramedLinear(nn.Module):
         adapters: dict[int, Adapter],
         dtype: torch.dtype,
         device: torch.device,
+        groups: int = 1,
     ) -> None:
         super().__init__()
         self.in_features = in_features
         self.widths = tuple(widths)
+        self.groups = groups
         self.out = sum(self.widths)
         self.by_position = dict(sorted(adapters.items()))
         self.adapters = nn.ModuleList(self.by_position.values())
@@ -93,12 +96,16 @@ class FramedLinear(nn.Module):
         return torch.split(getattr(self, name), list(self.widths))
 
     def frame_parts(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Where each adapter's A and s·B stand in the matrix: views, in the order of `adapters`."""
+        """Where each adapter's A [rank, in] and s·B [groups, out_i / groups, rank] stand in the matrix.
+
+        Views, in the order of `adapters`.
+        """
         a, b = [], []
         for index, (start, stop) in enumerate(self.layout.rows):
             rank = slice(index * self.rank, (index + 1) * self.rank)
             a.append(self.matrix[self.out :][rank, : self.in_features])
-            b.append(self.matrix[start:stop, self.in_features :][:, rank])
+            rows = self.matrix[: self.out, self.in_features :].unflatten(0, (self.groups, -1))
+            b.append(rows[:, start:stop, rank])
         return a, b
 
     @property
@@ -114,11 +121,10 @@ class FramedLinear(nn.Module):
     @property
     def layout(self) -> Layout:
         """Where everything stands in the matrix."""
-        starts = [sum(self.widths[:position]) for position in self.by_position]
-        stops = [sum(self.widths[: position + 1]) for position in self.by_position]
-        return Layout(
-            self.in_features, self.out, self.rank, self.scale, tuple(zip(starts, stops, strict=True))
-        )
+        starts = [sum(self.widths[:position]) // self.groups for position in self.by_position]
+        stops = [sum(self.widths[: position + 1]) // self.groups for position in self.by_position]
+        rows = tuple(zip(starts, stops, strict=True))
+        return Layout(self.in_features, self.out, self.rank, self.scale, rows, self.groups)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, in] to y [tokens, sum of out_i]; without the adapters where they are switched off."""
@@ -131,13 +137,17 @@ class FramedLinear(nn.Module):
 
 
 class Layout(NamedTuple):
-    """Of a framed matrix: input and output features, rank and scale of an adapter, rows of y of each."""
+    """Of a framed matrix: input and output features, rank and scale of an adapter, rows of y of each.
+
+    rows: within one of the `groups` equal parts of y's features; in each of them an adapter has the same.
+    """
 
     inputs: int
     out: int
     rank: int
     scale: float
     rows: tuple[tuple[int, int], ...]
+    groups: int
 
 
 class _Framed(torch.autograd.Function):
@@ -167,10 +177,16 @@ def factor_gradients(
     """dA = uᵀ·x and dB = s·dyᵀ·t of each adapter in turn; u = dy·(s·B), wide = [x, t]."""
     da = u.t() @ wide[:, : layout.inputs]
     t = wide[:, layout.inputs :] * layout.scale
+    # An adapter whose rows are not adjacent takes them out of the product of all rows and all ranks.
+    whole = (dy.t() @ t).unflatten(0, (layout.groups, -1)) if layout.groups > 1 else None
     gradients = []
     for index, (start, stop) in enumerate(layout.rows):
         part = slice(index * layout.rank, (index + 1) * layout.rank)
-        gradients += [da[part], dy[:, start:stop].t() @ t[:, part]]
+        if whole is None:
+            db = dy[:, start:stop].t() @ t[:, part]
+        else:
+            db = whole[:, start:stop, part].flatten(0, 1)
+        gradients += [da[part], db]
     return gradients
 
 
@@ -186,6 +202,6 @@ def refresh(linears: Sequence[FramedLinear]) -> None:
         framed_a += ours[0]
         framed_b += ours[1]
         a += [adapter.a for adapter in linear.by_position.values()]
-        b += [adapter.b for adapter in linear.by_position.values()]
+        b += [adapter.b.unflatten(0, (linear.groups, -1)) for adapter in linear.by_position.values()]
     torch._foreach_copy_(framed_a, a)
     torch._foreach_copy_(framed_b, torch._foreach_mul(b, linears[0].scale))

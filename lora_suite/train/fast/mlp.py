@@ -27,6 +27,13 @@ class GatedOps:
     gated_backward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+def kernel_ops() -> GatedOps:
+    """The kernels of a GPU."""
+    from lora_suite.train.fast import kernels
+
+    return GatedOps(kernels.gated, kernels.gated_backward)
+
+
 def gated_mlp(
     x: torch.Tensor,
     gate_up: StackedLinear | FramedLinear,
@@ -40,14 +47,20 @@ def gated_mlp(
     """
     if ops is not None and torch.is_grad_enabled() and gate_up.bias is None and down.bias is None:
         if isinstance(gate_up, StackedLinear) and isinstance(down, StackedLinear):
-            states = gate_up(x)
-            return cast(torch.Tensor, down(_apply(_Gated, states, ops)))
+            return cast(torch.Tensor, down(gated_activation(gate_up(x), ops)))
         if isinstance(gate_up, FramedLinear) and isinstance(down, FramedLinear) and gate_up.enabled:
             factors = (*gate_up.factors, *down.factors)
             layouts = (gate_up.layout, down.layout)
             return _apply(_FramedMlp, x, gate_up.matrix, down.matrix, layouts, ops, *factors)
-    gate, up = gate_up(x).chunk(2, 1)
-    return cast(torch.Tensor, down(functional.silu(gate) * up))
+    return cast(torch.Tensor, down(gated_activation(gate_up(x), None)))
+
+
+def gated_activation(gate_up: torch.Tensor, ops: GatedOps | None) -> torch.Tensor:
+    """silu(gate) · up of [gate, up] [tokens, 2 · width]; ops: kernels to use in training."""
+    if ops is not None and torch.is_grad_enabled():
+        return _apply(_Gated, gate_up, ops)
+    gate, up = gate_up.chunk(2, 1)
+    return functional.silu(gate) * up
 
 
 class _Gated(torch.autograd.Function):

@@ -22,7 +22,7 @@ from lora_suite.train.backends.dtensor.parallel import build_mesh
 from lora_suite.train.data.slicing import round_up
 from lora_suite.train.fast.linears import FramedLinear, StackedLinear
 from lora_suite.train.fast.masters import MasterWeights
-from lora_suite.train.fast.mlp import GatedOps
+from lora_suite.train.fast.mlp import kernel_ops
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.lora.spec import DTYPES, LoraSpec
@@ -94,7 +94,7 @@ def build(
         trained=bank is None,
         dtype=dtype,
         device=device,
-        ops=_kernels() if gpu else None,
+        ops=kernel_ops() if gpu else None,
     )
     if bank is not None:
         for linear in model.linears():
@@ -124,12 +124,6 @@ def _build_peft(
 
 def _weight_bytes(recipe: Recipe, blueprint: Blueprint) -> int:
     return blueprint.total_params * DTYPES[recipe.policy.precision].itemsize
-
-
-def _kernels() -> GatedOps:
-    from lora_suite.train.fast import kernels
-
-    return GatedOps(kernels.gated, kernels.gated_backward)
 
 
 def _place(site: AdapterSite) -> tuple[str, int] | None:
