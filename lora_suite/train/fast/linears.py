@@ -104,7 +104,8 @@ class FramedLinear(nn.Module):
         for index, (start, stop) in enumerate(self.layout.rows):
             rank = slice(index * self.rank, (index + 1) * self.rank)
             a.append(self.matrix[self.out :][rank, : self.in_features])
-            rows = self.matrix[: self.out, self.in_features :].unflatten(0, (self.groups, -1))
+            rows = self.matrix[: self.out, self.in_features :]
+            rows = rows.view(self.groups, -1, rows.shape[1])
             b.append(rows[:, start:stop, rank])
         return a, b
 
@@ -178,7 +179,7 @@ def factor_gradients(
     da = u.t() @ wide[:, : layout.inputs]
     t = wide[:, layout.inputs :] * layout.scale
     # An adapter whose rows are not adjacent takes them out of the product of all rows and all ranks.
-    whole = (dy.t() @ t).unflatten(0, (layout.groups, -1)) if layout.groups > 1 else None
+    whole = (dy.t() @ t).view(layout.groups, -1, t.shape[1]) if layout.groups > 1 else None
     gradients = []
     for index, (start, stop) in enumerate(layout.rows):
         part = slice(index * layout.rank, (index + 1) * layout.rank)
@@ -202,6 +203,6 @@ def refresh(linears: Sequence[FramedLinear]) -> None:
         framed_a += ours[0]
         framed_b += ours[1]
         a += [adapter.a for adapter in linear.by_position.values()]
-        b += [adapter.b.unflatten(0, (linear.groups, -1)) for adapter in linear.by_position.values()]
+        b += [adapter.b.view(linear.groups, -1, linear.rank) for adapter in linear.by_position.values()]
     torch._foreach_copy_(framed_a, a)
     torch._foreach_copy_(framed_b, torch._foreach_mul(b, linears[0].scale))
