@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lora_suite.train.backends.trained import TrainedBackend
 from lora_suite.train.batch import MicroBatch
 from lora_suite.train.fast.capture import CapturedPass
-from lora_suite.train.fast.head_loss import chunk_loss
+from lora_suite.train.fast.head_loss import ChunkLoss, chunk_loss
 from lora_suite.train.fast.linears import FramedLinear, refresh
 from lora_suite.train.fast.masters import MasterWeights
 from lora_suite.train.fast.room import Room
@@ -40,7 +40,8 @@ class GraphedBackend(TrainedBackend):
     """The part of `lora_suite.train.backends.base.Backend` that runs micro batches in training.
 
     trained: the adapters, or every weight. dtype: of the model. gpu: compile and capture; otherwise the same
-    code runs as it is. A subclass says what the loss is, by `_loss`.
+    code runs as it is. of_chunk: of the head's loss, where it is split. A subclass says what the loss is, by
+    `_loss`.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class GraphedBackend(TrainedBackend):
         dtype: torch.dtype,
         *,
         gpu: bool,
+        of_chunk: ChunkLoss = chunk_loss,
     ) -> None:
         super().__init__(trained)
         self.topology = topology
@@ -59,7 +61,7 @@ class GraphedBackend(TrainedBackend):
         self._gpu = gpu
         wide = torch.promote_types(dtype, torch.float32)
         self._weight = torch.ones((), dtype=wide, device=topology.device)
-        self._of_chunk = torch.compile(chunk_loss, dynamic=False) if gpu else chunk_loss
+        self._of_chunk = torch.compile(of_chunk, dynamic=False) if gpu else of_chunk
         self._dtype = dtype
         self._captured: dict[Shape, CapturedPass] = {}
         self._room = Room()
@@ -147,4 +149,6 @@ class GraphedBackend(TrainedBackend):
         with sdpa_kernel(_ATTENTION, set_priority=True):
             loss = self._loss(input_ids, labels, blocks)
             torch.autograd.backward(loss)
+        if self._full is not None:
+            self._full.reduced()
         return loss.detach()

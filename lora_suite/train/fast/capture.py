@@ -46,7 +46,8 @@ class CapturedPass:
         torch.cuda.current_stream().wait_stream(stream)
         clear()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        # What other threads do meanwhile, such as NCCL's watch over earlier collectives, is not recorded.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._loss = compute(*self._inputs)
         self._gradients = [(parameter, parameter.grad) for parameter in parameters]
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from lora_suite.train.batch import IGNORED
+from lora_suite.train.fast.collectives import TensorParallel
 
 CHUNK = 512
 """Tokens whose logits are held at a time: 125 MiB of bfloat16 for a vocabulary of 128,256."""
@@ -36,6 +37,35 @@ def chunk_loss(
     chosen = torch.arange(values.shape[1], device=values.device)[None] == classes
     gradient = ((values - normaliser).exp() - chosen.to(values.dtype)) * (supervised * weight)[:, None]
     return losses.sum(), gradient.to(logits.dtype)
+
+
+def chunk_loss_of(tp: TensorParallel) -> ChunkLoss:
+    """`chunk_loss` of logits that are split over ranks by vocabulary, in equal parts and in their order.
+
+    Each rank has the loss of the whole vocabulary and the gradient by its own logits. What crosses ranks are
+    two numbers a token: the normaliser of each rank's part, and the label's logit, where a rank has it.
+    """
+    if tp.size == 1:
+        return chunk_loss
+
+    def of_part(
+        logits: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        values = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        width = values.shape[1]
+        supervised = labels != IGNORED
+        classes = labels - tp.index * width
+        mine = supervised & (classes >= 0) & (classes < width)
+        places = classes.where(mine, 0)[:, None]
+        own = torch.stack([values.logsumexp(-1), values.gather(-1, places).squeeze(-1).where(mine, 0.0)])
+        everyone = tp.gather(own)
+        normaliser, label = everyone[:, 0].logsumexp(0), everyone[:, 1].sum(0)
+        losses = (normaliser - label).where(supervised, 0.0)
+        chosen = (torch.arange(width, device=values.device)[None] == places) & mine[:, None]
+        gradient = (values - normaliser[:, None]).exp() - chosen.to(values.dtype)
+        return losses.sum(), (gradient * (supervised * weight)[:, None]).to(logits.dtype)
+
+    return of_part
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -81,18 +111,21 @@ def head_loss(
 
     states [tokens, hidden]; head [vocabulary, hidden]; labels [tokens], already shifted; weight: a scalar
     tensor in float32 (float64), 1 over the global batch's supervised tokens. of_chunk: `chunk_loss`, perhaps
-    compiled.
+    compiled; or `chunk_loss_of` ranks that have a part of the head each (then the states' gradient is a part
+    of a sum, too).
     """
     apply = cast(Callable[..., torch.Tensor], _HeadLoss.apply)
     return apply(states, head, labels, weight, of_chunk)
 
 
 @torch.no_grad()
-def evaluate_loss(states: torch.Tensor, head: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Summed token loss without gradients."""
+def evaluate_loss(
+    states: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, of_chunk: ChunkLoss = chunk_loss
+) -> torch.Tensor:
+    """Summed token loss without gradients; arguments as of `head_loss`."""
     one = torch.ones((), dtype=torch.promote_types(states.dtype, torch.float32), device=states.device)
     parts = [
-        chunk_loss(states[start : start + CHUNK] @ head.t(), labels[start : start + CHUNK], one)[0]
+        of_chunk(states[start : start + CHUNK] @ head.t(), labels[start : start + CHUNK], one)[0]
         for start in range(0, len(states), CHUNK)
     ]
     return torch.stack(parts).sum()

@@ -1,29 +1,105 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Full SFT without sharding: float32 masters of every weight, updated in one pass over memory.
+"""Full SFT: float32 masters of every weight, updated in one pass over memory.
 
-What bounds the update is traffic: per parameter it reads gradient, master and two moments, and writes the
-latter three and the weight, 28 bytes for a bfloat16 model. A compiled elementwise function does it in one
-pass, where a library's optimizer would need the gradient in float32 first and a copy to bfloat16 after.
+What bounds the update is traffic. A bfloat16 weight is its master's upper half, so beside it only what it
+lacks is kept, 16 bits (TransformerEngine calls them the parameter's remainder). Then per parameter the update
+reads gradient, weight, remainder and two moments and writes the latter four: 26 bytes, and a model's masters
+take 2 bytes a parameter besides its weights, not 4. A compiled elementwise function does it in one pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from lora_suite.config.schema import Optimizer
-
-_TOGETHER = 64
-"""Tensors that one compiled update takes; a kernel's arguments are limited."""
+from lora_suite.train.topology import Axis, Topology
 
 Update = Callable[..., None]
 
 
+class Weights(Protocol):
+    """The weights that a rank updates: whole ones (`WholeWeights`) or its parts (`zero.ShardedWeights`).
+
+    tensors: these weights, written in place by the update. together: how many one compiled update takes.
+    replicas: positions of those that all tensor parallel ranks hold alike. shards: the axis over which ranks
+    update different parts. split, replicated: parameters of this rank, over `shards`, that other tensor
+    parallel ranks have others of, and that they hold alike.
+    """
+
+    tensors: list[torch.Tensor]
+    replicas: tuple[int, ...]
+    together: int
+    shards: Axis
+    split: int
+    replicated: int
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The gradients of the last micro batch by `tensors`."""
+        ...
+
+    def reduced(self) -> None:
+        """Finish what a backward pass has begun to send."""
+        ...
+
+    def publish(self, part: slice) -> None:
+        """Begin to hand on tensors that were updated."""
+        ...
+
+    def published(self) -> None:
+        """Finish handing on."""
+        ...
+
+
+class WholeWeights:
+    """Every parameter whole: for one data parallel rank. See `Weights`."""
+
+    together = 64
+    """Tensors of one compiled update; a kernel's arguments are limited."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], replicas: Sequence[torch.Tensor]) -> None:
+        self._parameters = list(parameters)
+        self.tensors = [parameter.detach() for parameter in self._parameters]
+        same = {id(parameter) for parameter in replicas}
+        self.replicas = tuple(index for index, each in enumerate(self._parameters) if id(each) in same)
+        self.shards = Axis(0, 1)
+        self.replicated = sum(self.tensors[index].numel() for index in self.replicas)
+        self.split = sum(tensor.numel() for tensor in self.tensors) - self.replicated
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The parameters' own."""
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+
+    def reduced(self) -> None:
+        """One rank has nothing to send."""
+
+    def publish(self, part: slice) -> None:
+        """The model multiplies with what is updated."""
+
+    def published(self) -> None:
+        """See `publish`."""
+
+
+def join(weight: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
+    """The float32 master of a bfloat16 weight and its remainder (int16)."""
+    high = weight.view(torch.int16).to(torch.int32) << 16
+    return (high + remainder.to(torch.int32)).view(torch.float32)
+
+
+def remainder_of(master: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """What `join` needs beside weight, the master in bfloat16 (rounded to nearest).
+
+    Of the 65,536 masters of a weight one has a remainder of 32,768, for which 16 bits are one too few: that
+    halfway to the next weight. It becomes its neighbour below, 2^-23 of its value away.
+    """
+    high = weight.view(torch.int16).to(torch.int32) << 16
+    return (master.view(torch.int32) - high).clamp(max=32767).to(torch.int16)
+
+
 def adam_update(
-    masters: Sequence[torch.Tensor],
+    remainders: Sequence[torch.Tensor] | None,
     firsts: Sequence[torch.Tensor],
     seconds: Sequence[torch.Tensor],
     gradients: Sequence[torch.Tensor],
@@ -36,79 +112,92 @@ def adam_update(
 ) -> None:
     """One step of Adam or AdamW (Loshchilov and Hutter, arXiv 1711.05101) in torch's form, in place.
 
-    scalars: factor on the gradients, learning rate, and the bias corrections 1 - beta^step of both moments.
-    decoupled: AdamW's decay of the weights; otherwise it is added to the gradient.
+    remainders: of bfloat16 weights; None where weights are their own masters. scalars: factor on the
+    gradients, learning rate, and the bias corrections 1 - beta^step of both moments. decoupled: AdamW's decay
+    of the weights; otherwise it is added to the gradient.
     """
     factor, lr, first_correction, second_correction = scalars
-    for master, first, second, gradient, weight in zip(
-        masters, firsts, seconds, gradients, weights, strict=True
+    for index, (first, second, gradient, weight) in enumerate(
+        zip(firsts, seconds, gradients, weights, strict=True)
     ):
+        master = weight if remainders is None else join(weight, remainders[index])
         g = gradient.to(master.dtype) * factor
         if decoupled:
-            master.mul_(1.0 - lr * decay)
+            master = master * (1.0 - lr * decay)
         else:
             g = g + master * decay
         first.lerp_(g, 1.0 - betas[0])
         second.mul_(betas[1]).addcmul_(g, g, value=1.0 - betas[1])
         denominator = (second / second_correction).sqrt() + eps
-        master.sub_(lr * (first / first_correction) / denominator)
-        if weight is not master:
-            weight.copy_(master)
+        master = master - lr * (first / first_correction) / denominator
+        weight.copy_(master)
+        if remainders is not None:
+            remainders[index].copy_(remainder_of(master, weight))
 
 
 class MasterWeights:
-    """Trains every parameter of an unsharded model on one rank, with the methods of an `AdapterBank`.
+    """Trains every parameter of a model, with the methods of an `AdapterBank`.
 
-    compiled: whether the update is compiled.
+    weights: this rank's part. compiled: whether the update is compiled.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], config: Optimizer, compiled: bool) -> None:
-        self._parameters = list(parameters)
-        self._weights = [parameter.detach() for parameter in self._parameters]
-        self._masters = [
-            weight if weight.dtype in (torch.float32, torch.float64) else weight.float()
-            for weight in self._weights
-        ]
-        self._firsts = [torch.zeros_like(master) for master in self._masters]
-        self._seconds = [torch.zeros_like(master) for master in self._masters]
+    def __init__(self, weights: Weights, topology: Topology, config: Optimizer, compiled: bool) -> None:
+        self._of = weights
+        self._topology = topology
+        tensors = weights.tensors
+        narrow = tensors[0].dtype == torch.bfloat16
+        dtype = torch.float32 if narrow else tensors[0].dtype
+        self._remainders = [torch.zeros_like(each, dtype=torch.int16) for each in tensors] if narrow else None
+        self._firsts = [torch.zeros_like(each, dtype=dtype) for each in tensors]
+        self._seconds = [torch.zeros_like(each, dtype=dtype) for each in tensors]
         self._sums: list[torch.Tensor] | None = None
         self._config = config
         self._steps = 0
-        device, dtype = self._weights[0].device, self._masters[0].dtype
-        self._scalars = torch.ones(4, dtype=dtype, device=device)
+        self._scalars = torch.ones(4, dtype=dtype, device=tensors[0].device)
         self._update: Update = torch.compile(adam_update, dynamic=False) if compiled else adam_update
-
-    def reload(self) -> None:
-        """Take the masters from the weights, after these were loaded."""
-        for master, weight in zip(self._masters, self._weights, strict=True):
-            if master is not weight:
-                master.copy_(weight)
 
     def begin(self) -> None:
         """Forget the sums of the last step."""
         self._sums = None
 
+    def reduced(self) -> None:
+        """Finish what a backward pass has begun to send; part of every pass, captured or not."""
+        self._of.reduced()
+
     def add(self) -> None:
         """Add the gradients of one micro batch of several, in the masters' precision."""
-        gradients = self._own_gradients()
+        gradients = self._of.gradients()
         if self._sums is None:
-            self._sums = [gradient.to(self._masters[0].dtype, copy=True) for gradient in gradients]
+            self._sums = [gradient.to(self._scalars.dtype, copy=True) for gradient in gradients]
         else:
             torch._foreach_add_(self._sums, gradients)
 
-    def _own_gradients(self) -> list[torch.Tensor]:
-        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-
     def _gradients(self) -> list[torch.Tensor]:
-        return self._sums if self._sums is not None else self._own_gradients()
+        return self._sums if self._sums is not None else self._of.gradients()
 
     def sync_gradients(self) -> None:
-        """One rank has nothing to reduce."""
+        """Make the gradients that tensor parallel ranks hold alike equal bit for bit.
+
+        Data parallel ranks have summed theirs in the backward pass. What each tensor parallel rank has
+        computed from the same states may differ in rounding, because kernels are chosen in each process; left
+        alone, the replicas would drift apart.
+        """
+        tp = self._topology.tp
+        if tp.size == 1 or not self._of.replicas:
+            return
+        gradients = self._gradients()
+        ours = [gradients[index] for index in self._of.replicas]
+        flat = tp.sum(torch.cat([gradient.flatten() for gradient in ours])).div_(tp.size)
+        parts = torch.split(flat, [gradient.numel() for gradient in ours])
+        torch._foreach_copy_(ours, [part.view_as(own) for part, own in zip(parts, ours, strict=True)])
 
     def clip_gradients(self, max_norm: float | None) -> torch.Tensor:
         """Note the factor that brings the gradients to `max_norm`; return the norm before."""
-        norms = torch._foreach_norm(self._gradients(), dtype=self._scalars.dtype)
-        norm: torch.Tensor = torch.stack(norms).square().sum().sqrt()
+        squares = torch.stack(torch._foreach_norm(self._gradients(), dtype=self._scalars.dtype)).square()
+        tp = self._topology.tp
+        if tp.size > 1:
+            squares[list(self._of.replicas)] /= tp.size
+        norm: torch.Tensor = self._of.shards.sum(tp.sum(squares.sum())).sqrt()
         if max_norm is not None:
             # The same guard as torch.nn.utils.clip_grad_norm_, so that all arms clip alike.
             self._scalars[0] = (max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -122,10 +211,11 @@ class MasterWeights:
         corrections = [1.0 - beta**self._steps for beta in kwargs.betas]
         self._scalars[1:].copy_(torch.tensor([lr, *corrections], dtype=self._scalars.dtype))
         scalars = self._scalars.unbind()
-        lists = (self._masters, self._firsts, self._seconds, self._gradients(), self._weights)
-        for start in range(0, len(self._masters), _TOGETHER):
-            part = slice(start, start + _TOGETHER)
+        lists = (self._firsts, self._seconds, self._gradients(), self._of.tensors)
+        for start in range(0, len(self._of.tensors), self._of.together):
+            part = slice(start, start + self._of.together)
             self._update(
+                None if self._remainders is None else self._remainders[part],
                 *(each[part] for each in lists),
                 scalars,
                 tuple(kwargs.betas),
@@ -133,24 +223,33 @@ class MasterWeights:
                 kwargs.weight_decay,
                 self._config.name.endswith("AdamW"),
             )
+            self._of.publish(part)
+        self._of.published()
 
     def trainable_parameters(self) -> int:
         """Parameters of the whole model."""
-        return sum(weight.numel() for weight in self._weights)
+        return self._of.split * self._topology.tp.size + self._of.replicated
 
     def state_dict(self) -> dict[str, Any]:
-        """Masters and moments in the order of the parameters, and the number of steps."""
-        moments = {"first": self._firsts, "second": self._seconds}
-        return {"masters": self._masters, "moments": moments, "steps": self._steps}
+        """This rank's part of weights, remainders and moments, in order, and the number of steps."""
+        return {
+            "weights": self._of.tensors,
+            "remainders": self._remainders,
+            "moments": {"first": self._firsts, "second": self._seconds},
+            "steps": self._steps,
+        }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; tensors that differ in number or size are a KeyError."""
-        ours = (self._masters, self._firsts, self._seconds)
-        theirs = (state["masters"], state["moments"]["first"], state["moments"]["second"])
-        if [t.shape for t in self._masters] != [t.shape for t in theirs[0]]:
+        theirs, ours = state["weights"], self._of.tensors
+        if [each.shape for each in ours] != [each.shape for each in theirs]:
             raise KeyError("the checkpoint's tensors are of another model or of another path through it")
-        for mine, saved in zip(ours, theirs, strict=True):
-            torch._foreach_copy_(mine, saved)
-        torch._foreach_copy_(self._weights, self._masters)
+        torch._foreach_copy_(ours, theirs)
+        if self._remainders is not None:
+            torch._foreach_copy_(self._remainders, state["remainders"])
+        torch._foreach_copy_(self._firsts, state["moments"]["first"])
+        torch._foreach_copy_(self._seconds, state["moments"]["second"])
+        self._of.publish(slice(None))
+        self._of.published()
         self._steps = state["steps"]

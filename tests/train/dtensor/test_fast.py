@@ -54,7 +54,6 @@ def test_weights_that_take_more_than_half_of_the_memory_are_left_to_shards():
     # 123,200 parameters of the tiny Llama in float32.
     size = 4 * preflight(setting.recipe, RECIPES / "sft.yaml").total_params
     assert refusal(setting, 2 * size) is None
-    assert refusal(Setting((PADDED,))) is None
     assert "memory" in str(refusal(setting, 2 * size - 2))
 
 
@@ -253,7 +252,6 @@ def test_the_program_trains_alike_and_every_invariant_holds(new_run):
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("policy.dtensor_cfg.tensor_parallel_size=2", "tensor_parallel_size"),
         ("policy.dtensor_cfg.activation_checkpointing=true", "activation_checkpointing"),
         (f"{BLOCK}.dropout=0.1", "dropout"),
         (f"{BLOCK}.target_modules=['lm_head','*q_proj']", "outside the layers"),
@@ -267,9 +265,30 @@ def test_what_it_cannot_do_is_named(override, reason):
     assert reason in said
 
 
-def test_full_training_of_several_ranks_is_left_to_fsdp():
-    setting = Setting((PADDED,), world=2)
-    assert "sharded" in str(refusal(setting))
+def test_a_bias_that_every_rank_would_add_is_named(tmp_path):
+    path = tmp_path / "biased.json"
+    path.write_text(json.dumps(json.loads(TINY.read_text()) | {"attention_bias": True}))
+    split = "policy.dtensor_cfg.tensor_parallel_size=2"
+    assert "o_proj or down_proj has a bias" in str(refusal(Setting((LORA, PADDED, split), path, world=2)))
+    assert refusal(Setting((LORA, PADDED), path)) is None
+
+
+@pytest.mark.parametrize(
+    ("precision", "world", "size"),
+    [
+        # Weights, gradients and two moments in float32.
+        ("float32", 1, 4 + 4 + 8),
+        # Weights, gradients, 16 bits that weights lack of masters, two moments in float32.
+        ("bfloat16", 1, 2 + 2 + 2 + 8),
+        # All but weights split, and gradients summed in float32.
+        ("bfloat16", 2, 2 + (4 + 2 + 8) / 2),
+    ],
+)
+def test_full_training_that_needs_four_fifths_of_the_memory_is_left_to_shards(precision, world, size):
+    setting = Setting((PADDED,), precision=precision, world=world)
+    needed = size * preflight(setting.recipe, RECIPES / "sft.yaml").total_params
+    assert refusal(setting, int(needed / 0.8) + 1) is None
+    assert "memory" in str(refusal(setting, int(needed / 0.8) - 1))
 
 
 def test_head_loss_is_the_cross_entropy_of_every_supervised_token(monkeypatch):

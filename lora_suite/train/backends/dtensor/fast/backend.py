@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dtensor backend's fast path at work: every rank holds the whole model, compiled and captured."""
+"""The dtensor backend's fast path at work: a rank holds its tensor parallel part, compiled and captured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from lora_suite.train.backends.dtensor.fast.decoder import Decoder
 from lora_suite.train.backends.dtensor.fast.peft import TransformersDecoder
 from lora_suite.train.backends.graphed import GraphedBackend
 from lora_suite.train.batch import MicroBatch
-from lora_suite.train.fast.head_loss import evaluate_loss, head_loss
+from lora_suite.train.fast.collectives import TensorParallel
+from lora_suite.train.fast.head_loss import chunk_loss_of, evaluate_loss, head_loss
 from lora_suite.train.fast.masters import MasterWeights
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.models.attention import Blocks
@@ -22,8 +23,8 @@ from lora_suite.train.topology import Topology
 class FastBackend(GraphedBackend):
     """See `lora_suite.train.backends.base.Backend`.
 
-    trained: the adapters, or every weight (then there is one rank). gpu: compile the layers and capture each
-    shape of micro batch; otherwise the same code runs as it is.
+    trained: the adapters, or every weight. gpu: compile the layers and capture each shape of micro batch;
+    otherwise the same code runs as it is.
     """
 
     model: Decoder | TransformersDecoder
@@ -36,7 +37,8 @@ class FastBackend(GraphedBackend):
         *,
         gpu: bool,
     ) -> None:
-        super().__init__(model, topology, trained, model.head.dtype, gpu=gpu)
+        self._loss_of_chunk = chunk_loss_of(TensorParallel.over(topology.tp))
+        super().__init__(model, topology, trained, model.head.dtype, gpu=gpu, of_chunk=self._loss_of_chunk)
         if gpu:
             for layer in model.layers:
                 layer.compile(fullgraph=True, dynamic=False)
@@ -57,8 +59,9 @@ class FastBackend(GraphedBackend):
             if batch.positions is not None and batch.segments is not None:
                 packed = batch.segments
                 blocks = Blocks.of(batch.positions, packed.boundaries, packed.longest, self.model.head.dtype)
-            states = self.model.states(batch.input_ids, blocks)
-            losses.append(evaluate_loss(states.flatten(0, 1), self.model.head, batch.labels.flatten()))
+            states = self.model.states(batch.input_ids, blocks).flatten(0, 1)
+            labels = batch.labels.flatten()
+            losses.append(evaluate_loss(states, self.model.head, labels, self._loss_of_chunk))
         return torch.stack(losses).sum()
 
     def frozen_fingerprint(self) -> str:

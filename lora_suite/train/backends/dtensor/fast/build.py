@@ -18,16 +18,18 @@ from lora_suite.train.backends.dtensor.build import place
 from lora_suite.train.backends.dtensor.fast.backend import FastBackend
 from lora_suite.train.backends.dtensor.fast.decoder import STACKS, Decoder, Rotation
 from lora_suite.train.backends.dtensor.fast.peft import TransformersDecoder
-from lora_suite.train.backends.dtensor.parallel import build_mesh
+from lora_suite.train.backends.dtensor.parallel import build_mesh, placement_of
 from lora_suite.train.data.slicing import round_up
+from lora_suite.train.fast.collectives import TensorParallel
 from lora_suite.train.fast.linears import FramedLinear, StackedLinear
-from lora_suite.train.fast.masters import MasterWeights
+from lora_suite.train.fast.masters import MasterWeights, Weights, WholeWeights
 from lora_suite.train.fast.mlp import kernel_ops
+from lora_suite.train.fast.zero import ShardedWeights
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.lora.spec import DTYPES, LoraSpec
 from lora_suite.train.models.causal_lm import build_on_meta, load_config, materialise_buffers, weight_source
-from lora_suite.train.topology import Topology
+from lora_suite.train.topology import Axis, Topology
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,17 +40,23 @@ _STACK_OF = {name: stack for stack, names in STACKS.items() for name in names}
 def refusal(recipe: Recipe, blueprint: Blueprint, memory: int) -> str | None:
     """Why this training cannot take the fast path; None where it can. Names the key.
 
-    memory: bytes of the device, of which the weights, which every rank holds whole, may take a half.
+    memory: bytes of the device. With LoRA the weights, which data parallel ranks hold whole, may take a half
+    of it; in full SFT weights, gradients and optimizer 0.8: activations go as gradients come.
     """
     dtensor, lora = recipe.policy.dtensor_cfg, recipe.policy.dtensor_cfg.lora_cfg
     reasons = {
         "the model's shape is not known": blueprint.model is None,
-        "tensor_parallel_size is above 1": dtensor.tensor_parallel_size > 1,
         "data.pad_to_max_length is off, so lengths vary": not recipe.data.pad_to_max_length,
-        "the weights take more than half of the GPU's memory": 2 * _weight_bytes(recipe, blueprint) > memory,
+        "what every rank holds takes too much of the GPU's memory": _held(recipe, blueprint) > memory,
         "activation_checkpointing is on": dtensor.activation_checkpointing,
         "lora_cfg.dropout is not 0": lora.enabled and lora.dropout > 0.0,
-        "full SFT of several ranks is sharded": not lora.enabled and recipe.world_size > 1,
+        "tensor_parallel_size is above 1, and o_proj or down_proj has a bias": (
+            dtensor.tensor_parallel_size > 1 and _row_bias(blueprint)
+        ),
+        # A rank captures anew when its own packs need room, and the sums in a pass are of all ranks.
+        "sequence_packing is on, and full SFT is of several data parallel ranks": (
+            recipe.policy.sequence_packing.enabled and not lora.enabled and recipe.data_parallel_size > 1
+        ),
         "a linear outside the layers has an adapter": any(
             _place(site) is None for site in blueprint.adapters
         ),
@@ -65,7 +73,8 @@ def build(
     """
     policy = recipe.policy
     dtype = DTYPES[policy.precision]
-    _, topology = build_mesh(device, tp_size=1)
+    _, topology = build_mesh(device, policy.dtensor_cfg.tensor_parallel_size)
+    tp = TensorParallel.over(topology.tp)
     config = load_config(recipe, recipe_path)
     shape = blueprint.model
     assert shape is not None, "refused where the shape is not known"
@@ -76,7 +85,7 @@ def build(
     bank = None
     if lora.enabled:
         spec = LoraSpec.from_config(lora, recipe.sft.seed)
-        adapters = _adapters(blueprint.adapters, spec)
+        adapters = _adapters(blueprint.adapters, spec, topology.tp)
         bank = AdapterBank([each for stack in adapters.values() for each in stack.values()], topology, dtype)
 
     def make(name: str, inputs: int, widths: tuple[int, ...], bias: bool) -> StackedLinear | FramedLinear:
@@ -95,16 +104,19 @@ def build(
         dtype=dtype,
         device=device,
         ops=kernel_ops() if gpu else None,
+        tp=tp,
     )
     if bank is not None:
         for linear in model.linears():
             if isinstance(linear, StackedLinear):
                 linear.requires_grad_(False)
+    weights = None if bank is not None else _trained_weights(model, topology)
     model.load(weight_source(recipe, recipe_path, config, device))
     if bank is not None:
         bank.build_optimizer(policy.optimizer)
         return FastBackend(model, topology, bank, gpu=gpu)
-    masters = MasterWeights(list(model.parameters()), policy.optimizer, compiled=gpu)
+    assert weights is not None, "without adapters every weight is trained"
+    masters = MasterWeights(weights, topology, policy.optimizer, compiled=gpu)
     return FastBackend(model, topology, masters, gpu=gpu)
 
 
@@ -122,8 +134,33 @@ def _build_peft(
     return FastBackend(TransformersDecoder(model, _rotation(model, recipe, device)), topology, bank, gpu=gpu)
 
 
-def _weight_bytes(recipe: Recipe, blueprint: Blueprint) -> int:
-    return blueprint.total_params * DTYPES[recipe.policy.precision].itemsize
+def _trained_weights(model: Decoder, topology: Topology) -> Weights:
+    """Every weight: whole where there is one data parallel rank, else in buckets, one a layer."""
+    replicas = list(model.replicas())
+    if topology.dp.size == 1:
+        return WholeWeights(list(model.parameters()), replicas)
+    ends = {id(each): each for each in (model.embedding, model.head)}
+    layers = [[each for linear in linears for each in linear.parameters()] for linears in model.by_layer()]
+    buckets = [replicas, *([each] for each in ends.values()), *layers]
+    return ShardedWeights(buckets, [0], topology.dp)
+
+
+def _held(recipe: Recipe, blueprint: Blueprint) -> float:
+    """Memory (bytes) that a rank's weights, and in full SFT all that it trains with, ask for."""
+    policy = recipe.policy
+    parameters = blueprint.total_params / policy.dtensor_cfg.tensor_parallel_size
+    size = DTYPES[policy.precision].itemsize
+    if policy.lora.enabled:
+        return 2 * parameters * size
+    wide = max(size, 4)
+    # Masters (beside bfloat16 weights, what these lack of them) and two moments; gradients whole on one rank.
+    optimizer, ranks = wide - size + 2 * wide, recipe.data_parallel_size
+    gradient = size if ranks == 1 else wide / ranks
+    return parameters * (size + gradient + optimizer / ranks) / 0.8
+
+
+def _row_bias(blueprint: Blueprint) -> bool:
+    return blueprint.model is not None and (blueprint.model.o_bias or blueprint.model.mlp_bias)
 
 
 def _place(site: AdapterSite) -> tuple[str, int] | None:
@@ -134,14 +171,15 @@ def _place(site: AdapterSite) -> tuple[str, int] | None:
     return None if stack is None else (f"{layer}.{stack}", STACKS[stack].index(linear))
 
 
-def _adapters(sites: Sequence[AdapterSite], spec: LoraSpec) -> dict[str, dict[int, Adapter]]:
+def _adapters(sites: Sequence[AdapterSite], spec: LoraSpec, tp: Axis) -> dict[str, dict[int, Adapter]]:
     """Adapters by layer's stack and position."""
     made: dict[str, dict[int, Adapter]] = {}
     for site in sites:
         place = _place(site)
         assert place is not None, site.name
+        placement = placement_of(site.name) if tp.size > 1 else "none"
         made.setdefault(place[0], {})[place[1]] = Adapter(
-            site.name, site.in_features, site.out_features, spec
+            site.name, site.in_features, site.out_features, spec, placement, tp
         )
     return made
 

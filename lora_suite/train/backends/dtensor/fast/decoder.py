@@ -3,18 +3,24 @@
 
 It computes what transformers' modules compute, from the same tensors, in fewer and larger products: queries,
 keys and values at once, gate and up at once. Both arms of a pair use it.
+
+Under tensor parallelism a rank has the heads, MLP channels and vocabulary of its index. Queries, keys,
+values, gate and up are split by output, o and down by input, embedding and head by vocabulary: a rank that
+held them whole would spend as much time and memory on each as before, for one sum of states less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from lora_suite.blueprint.shape import ModelShape
+from lora_suite.train.backends.dtensor.parallel import placement_of
+from lora_suite.train.fast.collectives import ALONE, TensorParallel
 from lora_suite.train.fast.linears import FramedLinear, StackedLinear
 from lora_suite.train.fast.mlp import GatedOps, gated_mlp
 from lora_suite.train.models.attention import Blocks, packed_attention
@@ -57,6 +63,18 @@ def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     return x * cos + torch.cat([-right, left], -1) * sin
 
 
+def split_dim(name: str) -> int | None:
+    """The dim over which tensor parallel ranks split a tensor of that name; None where each holds it whole.
+
+    Biases of linears that are split by input are whole, and not for this decoder: they would be added once a
+    rank.
+    """
+    linear = name.rpartition(".")[0]
+    if linear in ("model.embed_tokens", "lm_head"):
+        return 0
+    return {"column": 0, "row": 1, "none": None}[placement_of(linear)]
+
+
 @dataclass(frozen=True)
 class Sizes:
     """What a layer's code asks of a shape."""
@@ -72,8 +90,19 @@ class Sizes:
         return cls(shape.heads, shape.kv_heads, shape.head_dim, eps)
 
 
+def part_of(shape: ModelShape, ranks: int) -> ModelShape:
+    """What one of `ranks` tensor parallel ranks has of a model."""
+    return replace(
+        shape,
+        heads=shape.heads // ranks,
+        kv_heads=shape.kv_heads // ranks,
+        intermediate=shape.intermediate // ranks,
+        vocab=shape.vocab // ranks,
+    )
+
+
 class DecoderLayer(nn.Module):
-    """Attention and gated MLP with norms before and residuals around."""
+    """Attention and gated MLP with norms before and residuals around; shape: of this rank's part."""
 
     def __init__(
         self,
@@ -83,9 +112,11 @@ class DecoderLayer(nn.Module):
         make: MakeLinear,
         norm: Callable[[int], nn.Parameter],
         ops: GatedOps | None,
+        tp: TensorParallel,
     ) -> None:
         super().__init__()
         self.name = name
+        self.tp = tp
         self.sizes = sizes
         self.ops = ops
         hidden, heads = shape.hidden, shape.heads * shape.head_dim
@@ -107,10 +138,14 @@ class DecoderLayer(nn.Module):
     def _attend(self, x: torch.Tensor, rotation: Rotation, blocks: Blocks | None) -> torch.Tensor:
         rows, length, hidden = x.shape
         sizes = self.sizes
-        states = self.qkv(x.reshape(rows * length, hidden)).view(rows, length, -1, sizes.head_dim)
+        states = self.qkv(self.tp.enter(x.reshape(rows * length, hidden))).view(
+            rows, length, -1, sizes.head_dim
+        )
         query, key, value = states.split([sizes.heads, sizes.kv_heads, sizes.kv_heads], 2)
         if self.q_norm is not None and self.k_norm is not None:
-            query, key = rms_norm(query, self.q_norm, sizes.eps), rms_norm(key, self.k_norm, sizes.eps)
+            # Each rank sees its own heads, so the gradients of their norms are parts of sums.
+            query = rms_norm(query, self.tp.enter(self.q_norm), sizes.eps)
+            key = rms_norm(key, self.tp.enter(self.k_norm), sizes.eps)
         query, key = rotate(query, rotation), rotate(key, rotation)
         if blocks is not None:
             context = packed_attention(query[0], key[0], value[0], blocks, None)
@@ -122,11 +157,12 @@ class DecoderLayer(nn.Module):
                 is_causal=True,
                 enable_gqa=sizes.heads != sizes.kv_heads,
             ).transpose(1, 2)
-        mixed: torch.Tensor = self.o(context.reshape(rows * length, -1))
+        mixed = self.tp.leave(self.o(context.reshape(rows * length, -1)))
         return mixed.view(rows, length, hidden)
 
     def _feed(self, x: torch.Tensor) -> torch.Tensor:
-        return gated_mlp(x.flatten(0, 1), self.gate_up, self.down, self.ops).view(x.shape)
+        states = self.tp.enter(x.flatten(0, 1))
+        return self.tp.leave(gated_mlp(states, self.gate_up, self.down, self.ops)).view(x.shape)
 
 
 class Decoder(nn.Module):
@@ -134,7 +170,8 @@ class Decoder(nn.Module):
 
     make: of each stack of linears. trained: whether the other tensors (embedding, norms, head) train.
     rotation: for the longest row that will come. A tied head is the embedding. ops: of the gated activation,
-    where there are kernels for it.
+    where there are kernels for it. shape: of the whole model; its vocabulary, heads and MLP channels must
+    divide by the tensor parallel ranks.
     """
 
     def __init__(
@@ -148,17 +185,20 @@ class Decoder(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         ops: GatedOps | None = None,
+        tp: TensorParallel = ALONE,
     ) -> None:
         super().__init__()
+        shape = part_of(shape, tp.size)
 
         def tensor(*size: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(size, dtype=dtype, device=device), requires_grad=trained)
 
         self.eps = eps
+        self.tp = tp
         self.embedding = tensor(shape.vocab, shape.hidden)
         sizes = Sizes.of(shape, eps)
         self.layers = nn.ModuleList(
-            DecoderLayer(f"model.layers.{index}", shape, sizes, make, tensor, ops)
+            DecoderLayer(f"model.layers.{index}", shape, sizes, make, tensor, ops, tp)
             for index in range(shape.layers)
         )
         self.norm = tensor(shape.hidden)
@@ -180,19 +220,37 @@ class Decoder(nn.Module):
         layers: Iterable[Callable[[torch.Tensor, Rotation, Blocks | None], torch.Tensor]],
     ) -> torch.Tensor:
         rotation = rotation_of(self.rotation, input_ids.shape[1], blocks)
-        x = functional.embedding(input_ids, self.embedding)
+        x = self._embed(input_ids)
         for layer in layers:
             x = layer(x, rotation, blocks)
-        return rms_norm(x, self.norm, self.eps)
+        return self.tp.enter(rms_norm(x, self.norm, self.eps))
+
+    def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        if self.tp.size == 1:
+            return functional.embedding(input_ids, self.embedding)
+        rows = len(self.embedding)
+        mine = input_ids // rows == self.tp.index
+        # A token of another rank's takes nothing of some row of ours: of many rows, by the remainder.
+        return self.tp.leave(functional.embedding(input_ids % rows, self.embedding) * mine[..., None])
+
+    def by_layer(self) -> Iterator[list[StackedLinear | FramedLinear]]:
+        """The stacks of linears of each layer."""
+        for layer in self.layers:
+            yield [getattr(layer, stack) for stack in STACKS]
 
     def linears(self) -> Iterator[StackedLinear | FramedLinear]:
         """Every stack of linears, in order."""
+        for linears in self.by_layer():
+            yield from linears
+
+    def replicas(self) -> Iterator[nn.Parameter]:
+        """The parameters that all tensor parallel ranks hold alike: the norms'."""
         for layer in self.layers:
-            for stack in STACKS:
-                yield getattr(layer, stack)
+            yield from layer.parameters(recurse=False)
+        yield self.norm
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight by transformers' name, as a view of where it lies; a tied head once."""
+        """Views of this rank's part of every weight, by transformers' name; a tied head once."""
         yield "model.embed_tokens.weight", self.embedding.detach()
         for layer in self.layers:
             for name in ("input_layernorm", "post_attention_layernorm"):
@@ -212,6 +270,10 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def load(self, source: WeightSource) -> None:
-        """Fill every weight."""
+        """Fill every weight, or this rank's part of it."""
         for name, tensor in self.named_tensors():
-            tensor.copy_(source(Weight(name, tuple(tensor.shape))))
+            dim, shape = split_dim(name), list(tensor.shape)
+            if dim is not None:
+                shape[dim] *= self.tp.size
+            whole = source(Weight(name, tuple(shape)))
+            tensor.copy_(whole if dim is None else whole.chunk(self.tp.size, dim)[self.tp.index])
