@@ -30,9 +30,13 @@ class Blueprint:
 
     @property
     def trainable_params(self) -> int:
-        """Parameters that train: rank × (in + out) summed over the adapters, or all without LoRA."""
+        """Parameters that train: rank × (in + out) summed over the adapters, or all but routers without LoRA.
+
+        Routers of experts are frozen: what a router learns in a short training moves rows between experts,
+        and with them the time of a step.
+        """
         if self.rank is None:
-            return self.total_params
+            return self.total_params - sum(linear.params for linear in self._routers)
         return sum(site.params(self.rank) for site in self.adapters)
 
     @property
@@ -43,6 +47,10 @@ class Blueprint:
         return len({site.layer for site in self.adapters if site.layer is not None}) / self.model.layers
 
     @property
+    def _routers(self) -> list[Linear]:
+        return [linear for linear in self.linears if linear.kind == "router"]
+
+    @property
     def active_params(self) -> int:
         """Matrix elements that one token is multiplied with (P), head and routers included."""
         return sum(linear.active_params for linear in self.linears)
@@ -50,20 +58,21 @@ class Blueprint:
     def flops_per_token(self, training: Training) -> float:
         """Floating point operations that one token of a row costs, forward and backward.
 
-        Full: 6 P + A. LoRA: 4 P + 6 r (in + out of every adapter) + A, less 2 P for linears in layers below
-        the lowest adapter, through which nothing flows back. Two operations for a multiplication with
-        addition; one pass forward, one for the input's gradient, one for the weight's. A: causal attention, 2
-        × 2 × S/2 channels forward for scores and values, twice that backward. Recomputation, norms,
-        activations and the scan of Mamba layers are left out, so this is a floor.
+        Full: 6 P + A, less 2 P for routers, which are frozen. LoRA: 4 P + 6 r (in + out of every adapter that
+        it meets) + A, less 2 P for linears in layers below the lowest adapter, through which nothing flows
+        back. Two operations for a multiplication with addition; one pass forward, one for the input's
+        gradient, one for the weight's. A: causal attention, 2 × 2 × S/2 channels forward for scores and
+        values, twice that backward. Recomputation, norms, activations and the scan of Mamba layers are left
+        out, so this is a floor.
         """
         if self.model is None:
             raise ValueError("the model's shape is not known")
         model = self.model
         attention = 6.0 * model.attention_layers * model.heads * model.head_dim * self.sequence_length
         if training == "full":
-            return 6.0 * self.active_params + attention
+            return 6.0 * self.active_params - 2.0 * sum(r.active_params for r in self._routers) + attention
         lowest = min((site.layer for site in self.adapters if site.layer is not None), default=None)
-        adapters = sum(site.params(self.rank or 0) for site in self.adapters)
+        adapters = sum(site.active_params(self.rank or 0) for site in self.adapters)
         below = sum(
             linear.active_params
             for linear in self.linears

@@ -144,6 +144,27 @@ def _limits(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
         yield f"policy.model_name: the megatron backend does not build {shape.family} models"
     if shape.moe is not None:
         yield from _experts(recipe, shape)
+    if policy.backend == "dtensor":
+        yield from _expert_parallelism(recipe, shape)
+
+
+def _expert_parallelism(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
+    """Experts are split evenly, where there are any; hybrid layers have no tensor parallelism."""
+    dtensor = recipe.policy.dtensor_cfg
+    size, experts = dtensor.expert_parallel_size, shape.hybrid.experts if shape.hybrid else 0
+    if size > 1 and experts % size:
+        yield (
+            f"policy.dtensor_cfg.expert_parallel_size is {size}, which does not divide the model's experts, "
+            f"{experts}"
+        )
+    if size > 1 and not experts:
+        yield f"policy.dtensor_cfg.expert_parallel_size is {size}, but the model has no experts; set 1"
+    if shape.hybrid and dtensor.tensor_parallel_size > 1:
+        key = "policy.dtensor_cfg.tensor_parallel_size"
+        yield f"{key} is {dtensor.tensor_parallel_size}, but Mamba mixers and experts are not split; set 1"
+    if dtensor.lora_cfg.enabled and dtensor.lora_cfg.experts != "off" and not experts:
+        key = "policy.dtensor_cfg.lora_cfg.experts"
+        yield f"{key} is {dtensor.lora_cfg.experts}, but the model has no experts; set off"
 
 
 def _experts(recipe: Recipe, shape: ModelShape) -> Iterator[str]:

@@ -4,7 +4,8 @@
 An entry names a linear if it equals the linear's full name or the last component of it, or if it has a ``*``
 and matches the full name from end to end (each ``*`` stands for any characters, dots included). Nothing
 named: all linears. The head and routers of experts are adapted only by an entry that spells out their own
-name (``lm_head``, ``*lm_head``, ``gate``); ``*`` alone does not reach them.
+name (``lm_head``, ``*lm_head``, ``gate``); ``*`` alone does not reach them. Stacks of routed experts are
+among the linears where ``experts`` is not ``off``.
 
 On Megatron a linear has several names. With ``fused: false`` the query projection of layer 0 is
 ``model.layers.0.self_attn.q_proj``, ``decoder.layers.0.self_attention.linear_q`` and, as a part of the fused
@@ -38,7 +39,7 @@ _MEGATRON = {
 
 # Why what is no linear takes no adapter, and what the linears in a stack of experts are called elsewhere.
 _BARE: dict[Kind, str] = {
-    "experts": "routed experts, which are stacked tensors and take no adapter here",
+    "experts": "routed experts, which are stacked tensors and take no adapter here{remedy}",
     "router": "the router of experts, which takes no adapter here",
 }
 _STACKED = {"gate_up_proj": ("gate_proj", "up_proj", "linear_fc1"), "down_proj": ("linear_fc2",)}
@@ -48,7 +49,9 @@ _STACKED = {"gate_up_proj": ("gate_proj", "up_proj", "linear_fc1"), "down_proj":
 class AdapterSite:
     """One adapter to be: the linear it belongs to, A [rank, in_features], B [out_features, rank].
 
-    name: full transformers name of the linear; for a fused Megatron linear its full Megatron name.
+    name: full transformers name of the linear; for a fused Megatron linear its full Megatron name. experts:
+    None; of a stack of routed experts that have an A and a B each, how many. met: how many of the linear's
+    matrices a token meets.
     """
 
     name: str
@@ -56,10 +59,21 @@ class AdapterSite:
     out_features: int
     layer: int | None
     kind: str
+    experts: int | None = None
+    met: int = 1
+
+    @property
+    def stacked(self) -> bool:
+        """Whether it is beside a stack of routed experts."""
+        return self.kind == "experts"
 
     def params(self, rank: int) -> int:
-        """Parameters of A and B together."""
-        return rank * (self.in_features + self.out_features)
+        """Parameters of all A and B together."""
+        return (self.experts or 1) * rank * (self.in_features + self.out_features)
+
+    def active_params(self, rank: int) -> int:
+        """Elements of A and B that one token is multiplied with."""
+        return self.met * rank * (self.in_features + self.out_features)
 
 
 @dataclass(frozen=True)
@@ -89,9 +103,10 @@ def select_sites(
     linear, for a head that is the embedding, and if nothing at all would be adapted.
     """
     fused = isinstance(lora, MegatronLora) and lora.fused
-    candidates = list(_fused(linears) if fused else _separate(linears, isinstance(lora, MegatronLora)))
+    candidates = list(_fused(linears) if fused else _separate(linears, lora))
     for key, entries in (("target_modules", lora.target_modules), ("exclude_modules", lora.exclude_modules)):
-        _refuse_unmatched(entries, candidates, linears, f"{where}.{key}")
+        remedy = "; set experts: per_expert or shared" if isinstance(lora, DTensorLora) else ""
+        _refuse_unmatched(entries, candidates, linears, f"{where}.{key}", remedy)
     if lora.target_modules:
         chosen = [c for c in candidates if any(c.named_by(entry) for entry in lora.target_modules)]
     elif isinstance(lora, DTensorLora) and lora.match_all_linear is False and not lora.exclude_modules:
@@ -122,12 +137,16 @@ def _names(entry: str, name: str, guarded: bool) -> bool:
     return re.fullmatch(".*".join(re.escape(piece) for piece in entry.split("*")), name) is not None
 
 
-def _separate(linears: Iterable[Linear], megatron: bool) -> Iterator[_Candidate]:
-    """One candidate a linear; stacked experts and routers kept as bare tensors take no adapter."""
+def _separate(linears: Iterable[Linear], lora: DTensorLora | MegatronLora) -> Iterator[_Candidate]:
+    """One candidate a linear, or stack of experts where they are adapted; routers take no adapter."""
+    megatron = isinstance(lora, MegatronLora)
+    experts = "off" if isinstance(lora, MegatronLora) else lora.experts
     for linear in linears:
-        if linear.kind in ("experts", "router"):
+        if linear.kind == "router" or (linear.kind == "experts" and experts == "off"):
             continue
-        site = AdapterSite(linear.name, linear.in_features, linear.out_features, linear.layer, linear.kind)
+        each = linear.count if linear.kind == "experts" and experts == "per_expert" else None
+        size = (linear.in_features, linear.out_features)
+        site = AdapterSite(linear.name, *size, linear.layer, linear.kind, each, linear.active)
         names = [linear.name]
         if megatron and linear.kind in _MEGATRON:
             place, part, whole = _MEGATRON[linear.kind]
@@ -169,9 +188,16 @@ def _names_kind(entry: str, kind: Kind, linears: Sequence[Linear]) -> bool:
 
 
 def _refuse_unmatched(
-    entries: Sequence[str], candidates: Sequence[_Candidate], linears: Sequence[Linear], where: str
+    entries: Sequence[str],
+    candidates: Sequence[_Candidate],
+    linears: Sequence[Linear],
+    where: str,
+    remedy: str,
 ) -> None:
-    """Raise ConfigError naming the entries that match nothing, why, and the names that come nearest."""
+    """Raise ConfigError naming the entries that match nothing, why, and the names that come nearest.
+
+    remedy: what to do about experts that take no adapter.
+    """
     unmatched = [entry for entry in entries if not any(c.named_by(entry) for c in candidates)]
     if not unmatched:
         return
@@ -186,7 +212,7 @@ def _refuse_unmatched(
                 f"name {whole.site.kind}, or set fused: false"
             )
         elif bare is not None:
-            reasons.append(f"{entry!r} names {bare}")
+            reasons.append(f"{entry!r} names {bare.format(remedy=remedy)}")
         else:
             near = nearest(entry, known)
             reasons.append(f"{entry!r} matches no linear" + (f"; the nearest is {near[0]}" if near else ""))

@@ -124,6 +124,21 @@ def _unavailable(recipe: Recipe) -> Iterator[Problem]:
                 "policy.dtensor_cfg.lora_cfg.dropout_position",
                 "PEFT drops an adapter's input, not its output (set pre, or implementation to native)",
             ),
+            (
+                lora.experts != "off" and lora.implementation == "peft",
+                "policy.dtensor_cfg.lora_cfg.experts",
+                "PEFT's layers multiply whole stacks of experts (set off, or implementation to native)",
+            ),
+            (
+                lora.experts == "per_expert" and lora.dropout > 0.0,
+                "policy.dtensor_cfg.lora_cfg.dropout",
+                "adapters of every routed expert have no dropout (set 0.0, or experts to shared or off)",
+            ),
+            (
+                lora.experts == "per_expert" and lora.lora_dtype not in (None, policy.precision),
+                "policy.dtensor_cfg.lora_cfg.lora_dtype",
+                f"an expert's adapter multiplies in policy.precision, {policy.precision} (set null)",
+            ),
             (dtensor.cpu_offload, "policy.dtensor_cfg.cpu_offload", "weights are not offloaded to the CPU"),
             (
                 dtensor.sequence_parallel,
@@ -190,6 +205,12 @@ def _sizes(recipe: Recipe) -> Iterator[Problem]:
             yield (
                 "policy.dtensor_cfg.dp_replicate_size",
                 f"is {replicas}, which does not divide the {recipe.data_parallel_size} data parallel ranks",
+            )
+        parts = recipe.policy.dtensor_cfg.expert_parallel_size
+        if recipe.data_parallel_size % parts:
+            yield (
+                "policy.dtensor_cfg.expert_parallel_size",
+                f"is {parts}, which does not divide the {recipe.data_parallel_size} data parallel ranks",
             )
     megatron, multiple = recipe.policy.megatron_cfg, recipe.policy.make_sequence_length_divisible_by
     if recipe.policy.backend != "megatron" or not megatron.sequence_parallel:

@@ -102,6 +102,7 @@ class DTensorLora(Block):
     lora_A_init: Literal["xavier", "uniform", "kaiming"]
     lora_dtype: Literal["float32", "bfloat16", "float16", "float64"] | None
     use_triton: bool
+    experts: Literal["off", "per_expert", "shared"]
     implementation: Literal["native", "peft"]
     adapter: str | None
     min_layer_coverage: Annotated[float, Field(ge=0, le=1)]
@@ -139,6 +140,8 @@ class DTensor(Block):
     dp_replicate_size: Positive
     tensor_parallel_size: Positive
     context_parallel_size: Positive
+    expert_parallel_size: Positive
+    experts_implementation: Literal["auto", "grouped", "loop"]
     custom_parallel_plan: str | None
     automodel_kwargs: dict[str, Any]
     lora_cfg: DTensorLora

@@ -31,6 +31,8 @@ class Adapter(nn.Module):
 
     a: nn.Parameter
     b: nn.Parameter
+    multiplies = False
+    """Whether `forward` also makes the product that the adapter is beside."""
 
     def __init__(
         self,

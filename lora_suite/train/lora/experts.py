@@ -17,6 +17,8 @@ class SharedExpertAdapter(Adapter):
     form: how the experts' own products are computed, see `lora_suite.train.lora.grouped`.
     """
 
+    multiplies = True
+
     def __init__(self, name: str, in_features: int, out_features: int, spec: LoraSpec, *, form: Form) -> None:
         super().__init__(name, in_features, out_features, spec)
         self.form = form
@@ -37,6 +39,8 @@ class ExpertAdapter(Adapter):
     over ranks that hold the same experts only. Raises ValueError for dropout: what would be dropped of a row
     depends on where it was routed, and PEFT has none there, either.
     """
+
+    multiplies = True
 
     def __init__(
         self,

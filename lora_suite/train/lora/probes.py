@@ -73,9 +73,9 @@ def scale_found(backend: Backend, bank: AdapterBank, batches: Sequence[MicroBatc
         asked = {place: each for place, each in owners[module].items() if each.name not in found}
         if not asked:
             return
-        added, x = _addition(module, owners[module], arguments[0]), _local(arguments[0])
+        added = _addition(module, owners[module], arguments)
         for place, adapter in asked.items():
-            expected = _formula(adapter, x)
+            expected = _formula(adapter, *arguments)
             squared = float(expected.square().sum())
             if squared > 0.0:
                 part = _part(module, added, place).to(expected.dtype)
@@ -93,7 +93,8 @@ def scale_found(backend: Backend, bank: AdapterBank, batches: Sequence[MicroBatc
 def _owners(model: nn.Module, bank: AdapterBank) -> dict[nn.Module, dict[int, Adapter]]:
     """Modules that compute linears with adapters, with the adapters by the linear's position in the module.
 
-    Either a module of several linears that share an input, or the linear under the adapter's own name.
+    Either a module of several linears that share an input, or the linear under the adapter's own name. A
+    stack of routed experts is multiplied by its adapter's module.
     """
     owners: dict[nn.Module, dict[int, Adapter]] = {}
     for module in model.modules():
@@ -103,7 +104,7 @@ def _owners(model: nn.Module, bank: AdapterBank) -> dict[nn.Module, dict[int, Ad
     grouped = {id(adapter) for several in owners.values() for adapter in several.values()}
     modules = dict(model.named_modules())
     for adapter in bank.adapters:
-        linear = modules.get(adapter.name)
+        linear = adapter if adapter.multiplies else modules.get(adapter.name)
         if id(adapter) not in grouped and linear is not None:
             owners[linear] = {0: adapter}
     return {module: several for module, several in owners.items() if _separable(module, several)}
@@ -112,7 +113,8 @@ def _owners(model: nn.Module, bank: AdapterBank) -> dict[nn.Module, dict[int, Ad
 def _separable(module: nn.Module, adapters: Mapping[int, Adapter]) -> bool:
     """Whether this rank's part of what the adapters add can be had from the module's output."""
     if any(
-        each.sharded_dim("a") is not None and each.sharded_dim("b") is not None for each in adapters.values()
+        each.sharded_dim("a") is not None and each.sharded_dim("b") is not None and not each.multiplies
+        for each in adapters.values()
     ):
         return False  # its output is exchanged with other ranks
     # A row-parallel linear's bias joins the reduced sum.
@@ -123,23 +125,34 @@ def _separable(module: nn.Module, adapters: Mapping[int, Adapter]) -> bool:
     )
 
 
-def _formula(adapter: Adapter, x: torch.Tensor) -> torch.Tensor:
-    """What an adapter adds for x by its definition, written out anew and in at least float32."""
+def _formula(adapter: Adapter, x: torch.Tensor, *expert_arguments: torch.Tensor) -> torch.Tensor:
+    """What an adapter adds for x by its definition, written out anew and in at least float32.
+
+    expert_arguments: of a stack of experts its weight, and where each expert's rows end.
+    """
+    x = _local(x)
     wide = torch.promote_types(x.dtype, torch.float32)
     a, b = adapter.a.detach().to(wide), adapter.b.detach().to(wide)
-    update: torch.Tensor = x.to(wide) @ a.t() @ b.t()
+    if a.dim() == 3:
+        sizes = torch.diff(expert_arguments[1], prepend=expert_arguments[1].new_zeros(1)).tolist()
+        parts = zip(torch.split(x.to(wide), sizes), a, b, strict=True)
+        update = torch.cat([rows @ each_a.t() @ each_b.t() for rows, each_a, each_b in parts])
+    else:
+        update = x.to(wide) @ a.t() @ b.t()
     return update * (adapter.spec.alpha / adapter.spec.rank)
 
 
-def _addition(module: nn.Module, adapters: Mapping[int, Adapter], x: torch.Tensor) -> torch.Tensor:
+def _addition(
+    module: nn.Module, adapters: Mapping[int, Adapter], arguments: tuple[torch.Tensor, ...]
+) -> torch.Tensor:
     """What a module adds for its adapters: this rank's part of its output with them, less that without."""
     if hasattr(module, "add"):
         # It holds adapters alone: its output is what its linear adds.
-        return _local(module.forward(x))
-    with_adapters = _local(module.forward(x))
+        return _local(module.forward(*arguments))
+    with_adapters = _local(module.forward(*arguments))
     for adapter in adapters.values():
         adapter.switch(False)
-    without = _local(module.forward(x))
+    without = _local(module.forward(*arguments))
     for adapter in adapters.values():
         adapter.switch(True)
     return with_adapters - without

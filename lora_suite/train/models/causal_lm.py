@@ -82,43 +82,55 @@ def weight_source(
 
 
 def _read_pretrained(name: str, recipe_path: Path) -> dict[str, torch.Tensor]:
-    """Parameters of a pretrained model by name, on the CPU, in the dtype they are stored in."""
+    """Parameters and stored buffers of a pretrained model by name, on the CPU, in their stored dtype."""
     from transformers import AutoModelForCausalLM
 
     try:
         model = AutoModelForCausalLM.from_pretrained(locate(name, recipe_path) or name, dtype="auto")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{recipe_path}: policy.model_name: {name}: no weights: {error}") from error
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
 
 
 def materialise(module: nn.Module, module_name: str, source: WeightSource, device: torch.device) -> None:
-    """Give every parameter of `module` that is on the meta device its value on `device`, in place.
+    """Give every parameter and stored buffer of `module` on the meta device its value on `device`, in place.
 
     module_name: the module's full name, "" for the whole model. Of a tensor-parallel parameter (a DTensor) a
     rank keeps its shard. Parameters that are one (a tied head) stay one. Parameters that are real already
     (adapters) are left alone, so they can be views of a buffer.
     """
-    made: dict[nn.Parameter, nn.Parameter] = {}
+    made: dict[torch.Tensor, torch.Tensor] = {}
     for owner_name, owner in module.named_modules(prefix=module_name):
-        for name, parameter in list(owner.named_parameters(recurse=False)):
-            if not parameter.is_meta:
+        tensors = [*owner.named_parameters(recurse=False), *_stored_buffers(owner)]
+        for name, tensor in tensors:
+            if not tensor.is_meta:
                 continue
-            if parameter not in made:
-                weight = Weight(f"{owner_name}.{name}", tuple(parameter.shape))
-                made[parameter] = _real(parameter, source(weight), device)
-            setattr(owner, name, made[parameter])
+            if tensor not in made:
+                weight = Weight(f"{owner_name}.{name}", tuple(tensor.shape))
+                made[tensor] = _real(tensor, source(weight), device)
+            setattr(owner, name, made[tensor])
+
+
+def _stored_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """A module's own buffers that a checkpoint holds, such as the bias by which a router balances experts."""
+    return [
+        (name, buffer)
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    ]
 
 
 @torch.no_grad()
-def _real(parameter: nn.Parameter, whole: torch.Tensor, device: torch.device) -> nn.Parameter:
-    """A parameter like `parameter` with this rank's part of `whole`, which every rank holds."""
-    value = whole.to(device, parameter.dtype)
-    if isinstance(parameter, DTensor):
+def _real(tensor: torch.Tensor, whole: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A parameter or buffer like `tensor` with this rank's part of `whole`, which every rank holds."""
+    value = whole.to(device, tensor.dtype)
+    if isinstance(tensor, DTensor):
         # Without a source rank nothing is sent; the clone lets go of the whole, of which a shard is a view.
-        sharded = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        sharded = distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)
         value = sharded.clone(memory_format=torch.contiguous_format)
-    return nn.Parameter(value, requires_grad=parameter.requires_grad)
+    if not isinstance(tensor, nn.Parameter):
+        return value
+    return nn.Parameter(value, requires_grad=tensor.requires_grad)
 
 
 @torch.no_grad()
@@ -128,7 +140,10 @@ def materialise_buffers(model: PreTrainedModel, device: torch.device) -> None:
     transformers does the same after loading weights: `_init_weights` of a module that owns buffers alone.
     """
     for name, module in model.named_modules():
-        buffers = [key for key, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
+        stored = [key for key, _ in _stored_buffers(module)]
+        buffers = [
+            key for key, buffer in module.named_buffers(recurse=False) if buffer.is_meta and key not in stored
+        ]
         if not buffers:
             continue
         if next(module.parameters(recurse=False), None) is not None:

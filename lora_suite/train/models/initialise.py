@@ -9,6 +9,7 @@ same names start from the same model, and a rank that holds a shard draws the wh
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -18,7 +19,13 @@ import torch
 from lora_suite.blueprint.linears import Linear, model_linears
 from lora_suite.blueprint.shape import ModelShape
 
-Kind = Literal["normal", "ones", "zeros"]
+Kind = Literal["normal", "ones", "zeros", "uniform", "log_range", "time_steps"]
+
+_LEAST_STEP, _MOST_STEP = 1e-3, 0.1
+"""Between which a Mamba head's time step starts, on a logarithmic scale (https://arxiv.org/abs/2405.21060)."""
+
+
+_MAMBA: dict[str, Kind] = {"A_log": "log_range", "D": "ones", "dt_bias": "time_steps"}
 
 
 @dataclass(frozen=True)
@@ -30,10 +37,19 @@ class Weight:
 
     @property
     def kind(self) -> Kind:
-        """`normal` for linears and embeddings, `ones` for norms' scales, `zeros` for biases.
+        """`normal` for linears, embeddings and experts, `ones` for norms' scales, `zeros` for biases.
 
+        Of a Mamba mixer besides: `log_range` for the decays (that of head h starts at h), `ones` for the
+        skip D, `time_steps` for the bias of the steps, `uniform` for the convolution, like torch's own.
         Raises ValueError for a tensor that is none of these: a plausible guess would train, but be wrong.
         """
+        last = self.name.rpartition(".")[2]
+        if last in _MAMBA and len(self.shape) == 1:
+            return _MAMBA[last]
+        if len(self.shape) == 3 and ".experts." in self.name:
+            return "normal"
+        if len(self.shape) == 3 and self.name.endswith("conv1d.weight"):
+            return "uniform"
         if len(self.shape) == 2 and self.name.endswith("weight"):
             return "normal"
         if len(self.shape) == 1 and self.name.endswith("bias"):
@@ -52,12 +68,22 @@ def draw(
     cast, so a model begins alike in every precision. CPU and GPU generators give different values.
     """
     whole = torch.empty(weight.shape, dtype=torch.float32, device=device)
-    if weight.kind == "normal":
-        digest = hashlib.sha256(f"{seed}:{weight.name}".encode()).digest()
-        generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
-        whole.normal_(0.0, std, generator=generator)
-    else:
-        whole.fill_(1.0 if weight.kind == "ones" else 0.0)
+    digest = hashlib.sha256(f"{seed}:{weight.name}".encode()).digest()
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
+    match weight.kind:
+        case "normal":
+            whole.normal_(0.0, std, generator=generator)
+        case "uniform":
+            bound = 1.0 / math.sqrt(math.prod(weight.shape[1:]))
+            whole.uniform_(-bound, bound, generator=generator)
+        case "log_range":
+            whole.copy_(torch.arange(1, len(whole) + 1, device=device).log())
+        case "time_steps":
+            whole.uniform_(math.log(_LEAST_STEP), math.log(_MOST_STEP), generator=generator)
+            # What softplus takes to the step: log(exp(step) - 1).
+            whole.exp_().expm1_().log_()
+        case constant:
+            whole.fill_(1.0 if constant == "ones" else 0.0)
     return whole.to(dtype)
 
 

@@ -29,9 +29,11 @@ from lora_suite.train.backends.dtensor.backend import DTensorBackend
 from lora_suite.train.batch import IGNORED, MicroBatch
 from lora_suite.train.lora.spec import DTYPES
 from lora_suite.train.models.initialise import Weight, draw
+from lora_suite.train.topology import Axis
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 TINY = RECIPES / "models" / "tiny-llama.json"
+TINY_HYBRID = RECIPES / "models" / "tiny-nemotron-h.json"
 CONTEXT = multiprocessing.get_context("forkserver")
 # The server imports torch and transformers once; ranks are forked off it.
 CONTEXT.set_forkserver_preload([__name__, "transformers.models.llama.modeling_llama"])
@@ -175,28 +177,47 @@ def gradients_of(backend: DTensorBackend) -> dict[str, torch.Tensor]:
     """Whole gradients of what trains, by name."""
     if backend.bank is not None:
         return factors_of(backend, backend.bank.master_gradient)
-    return {name: whole(p.grad) for name, p in backend.model.named_parameters() if p.grad is not None}
+    return {
+        name: of_all_experts(backend, name, whole(p.grad))
+        for name, p in backend.model.named_parameters()
+        if p.grad is not None
+    }
 
 
 def values_of(backend: DTensorBackend) -> dict[str, torch.Tensor]:
     """Whole values of what trains, by name."""
     if backend.bank is not None:
         return factors_of(backend, backend.bank.master)
-    return {name: whole(p) for name, p in backend.model.named_parameters()}
+    return {
+        name: of_all_experts(backend, name, whole(p))
+        for name, p in backend.model.named_parameters()
+        if p.requires_grad
+    }
+
+
+def of_all_experts(backend: DTensorBackend, name: str, part: torch.Tensor) -> torch.Tensor:
+    """A stack of experts with those of all expert parallel ranks; anything else as it is."""
+    ep = backend.topology.ep
+    return gathered(part, ep, 0) if ".experts." in name and ep.size > 1 else part
+
+
+def gathered(part: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+    """The parts of an axis' ranks, together."""
+    parts = [torch.empty_like(part) for _ in range(axis.size)]
+    dist.all_gather(parts, part, group=axis.group)
+    return torch.cat(parts, dim)
 
 
 def factors_of(backend: DTensorBackend, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Whole factors from one of the bank's flat buffers, gathered over tensor-parallel ranks."""
+    """Whole factors from one of the bank's flat buffers, gathered over the ranks that hold parts."""
     assert backend.bank is not None
-    tp = backend.topology.tp
     factors = {}
     for slot in backend.bank.slots:
         part = flat[slot.start : slot.stop].view_as(getattr(slot.adapter, slot.factor)).contiguous()
         dim = slot.adapter.sharded_dim(slot.factor)
-        if dim is not None and tp.size > 1:
-            parts = [torch.empty_like(part) for _ in range(tp.size)]
-            dist.all_gather(parts, part, group=tp.group)
-            part = torch.cat(parts, dim)
+        axis = slot.adapter.shard_axis
+        if dim is not None and axis.size > 1:
+            part = gathered(part, axis, dim)
         factors[slot.key] = part.clone()
     return factors
 
@@ -224,14 +245,15 @@ def reference_step(
     model = plain_model(setting)
     weights = dict(model.named_parameters())
     if factors is None:
-        trained = weights
+        trained = {name: weight for name, weight in weights.items() if ".gate." not in name}
     else:
         trained = {key: value.clone().requires_grad_() for key, value in factors.items()}
         lora = setting.recipe.policy.dtensor_cfg.lora_cfg
         weights = dict(weights)
         for site in {key.rpartition(".")[0] for key in factors}:
             update = trained[f"{site}.b"] @ trained[f"{site}.a"] * (lora.alpha / lora.dim)
-            weights[f"{site}.weight"] = weights[f"{site}.weight"].detach() + update
+            weight = site if site in weights else f"{site}.weight"  # a stack of experts is no module
+            weights[weight] = weights[weight].detach() + update
     logits = torch.func.functional_call(model, weights, kwargs={"input_ids": batch.input_ids}).logits
     total = functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
     loss = total / supervised(batch)

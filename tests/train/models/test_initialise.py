@@ -102,8 +102,34 @@ def test_depends_on_seed_and_name_alone():
 
 
 def test_refuses_a_tensor_without_a_rule():
-    with pytest.raises(ValueError, match=r"backbone\.layers\.0\.mixer\.A_log"):
-        draw(Weight("backbone.layers.0.mixer.A_log", (64,)), 0.02, 1, torch.float32, "cpu")
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.mixer\.gamma"):
+        draw(Weight("model.layers.0.mixer.gamma", (64,)), 0.02, 1, torch.float32, "cpu")
+
+
+def mixer(name, *shape):
+    return draw(Weight(f"model.layers.0.mixer.{name}", shape), 0.02, 1, torch.float64, "cpu")
+
+
+def test_a_mamba_mixer_starts_as_its_paper_says():
+    """Decays 1, 2, 3, …; time steps between 0.001 and 0.1, even on a logarithmic scale; a plain skip."""
+    torch.testing.assert_close(
+        mixer("A_log", 4).exp(), torch.tensor([1.0, 2.0, 3.0, 4.0]).double(), rtol=1e-6, atol=0
+    )
+    assert mixer("D", 4).tolist() == [1.0] * 4
+    steps = torch.nn.functional.softplus(mixer("dt_bias", 4096))
+    assert 0.999e-3 < float(steps.min()) < 1.1e-3
+    assert 0.09 < float(steps.max()) < 0.1001
+    assert float(steps.log().mean()) == pytest.approx(math.log(1e-2), abs=0.1)
+
+
+def test_a_convolution_starts_like_torchs_and_experts_like_linears():
+    """torch: uniform within 1/√(channels of a group · width), so a standard deviation of 0.5/√3."""
+    convolution = mixer("conv1d.weight", 4096, 1, 4)
+    assert float(convolution.abs().max()) <= 0.5
+    assert float(convolution.std()) == pytest.approx(0.5 / math.sqrt(3), rel=0.02)
+    assert mixer("conv1d.bias", 4096).abs().max() == 0.0
+    assert float(mixer("experts.up_proj", 8, 64, 64).std()) == pytest.approx(0.02, rel=0.02)
+    assert mixer("gate.e_score_correction_bias", 8).abs().max() == 0.0
 
 
 def test_refuses_a_hybrid_model(shape_of):

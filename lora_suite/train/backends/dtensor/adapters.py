@@ -20,6 +20,7 @@ from lora_suite.train.backends.dtensor.linear import LoraLinear
 from lora_suite.train.backends.dtensor.parallel import placement_of
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.bank import AdapterBank
+from lora_suite.train.lora.experts import ExpertAdapter, SharedExpertAdapter
 from lora_suite.train.lora.spec import LoraSpec
 from lora_suite.train.topology import Topology
 
@@ -42,8 +43,12 @@ def attach_adapters(
 
     Raises ConfigError naming a site that is not a linear of the model, or not one of its size.
     """
-    adapters = []
-    for site, linear in _linears(model, sites):
+    _refuse_none(sites)
+    adapters: list[Adapter] = []
+    for site in sites:
+        if site.stacked:
+            adapters.append(_beside_experts(model, site, spec, topology))
+    for site, linear in _linears(model, [site for site in sites if not site.stacked]):
         placement = placement_of(site.name) if topology.tp.size > 1 else "none"
         size = (site.in_features, site.out_features)
         adapter = Adapter(site.name, *size, spec, placement, topology.tp)
@@ -51,6 +56,30 @@ def attach_adapters(
         adapters.append(adapter)
     model.requires_grad_(False)
     return AdapterBank(adapters, topology, dtype)
+
+
+def _refuse_none(sites: Sequence[AdapterSite]) -> None:
+    """Raise ConfigError where nothing would be adapted: only where the model's linears are not known."""
+    if not sites:
+        raise ConfigError(
+            "policy.model_name: the architecture is not on this machine, so its linears are not known; "
+            "save the model's config.json, with its _name_or_path, in a models/ folder beside the recipe"
+        )
+
+
+def _beside_experts(model: nn.Module, site: AdapterSite, spec: LoraSpec, topology: Topology) -> Adapter:
+    """Put the adapter of a stack of routed experts beside it. Raises ConfigError."""
+    from lora_suite.train.models.nemotron_h import stack_of
+
+    size = (site.in_features, site.out_features)
+    experts, stack = stack_of(model, site.name, size)
+    if site.experts is None:
+        shared = SharedExpertAdapter(site.name, *size, spec, form=experts.form)
+        experts.adapter_for(stack, shared)
+        return shared
+    each = ExpertAdapter(site.name, *size, spec, site.experts, experts.form, topology.ep)
+    experts.adapter_for(stack, each)
+    return each
 
 
 def attach_peft(
@@ -66,6 +95,7 @@ def attach_peft(
     """
     from peft import LoraConfig, inject_adapter_in_model
 
+    _refuse_none(sites)
     names = [site.name for site, _ in _linears(model, sites)]
     config = LoraConfig(
         r=spec.rank,
@@ -119,11 +149,6 @@ def plain_name(name: str) -> str:
 
 def _linears(model: nn.Module, sites: Sequence[AdapterSite]) -> list[tuple[AdapterSite, nn.Linear]]:
     """The linear of each site. Raises ConfigError."""
-    if not sites:
-        raise ConfigError(
-            "policy.model_name: the architecture is not on this machine, so its linears are not known; "
-            "save the model's config.json, with its _name_or_path, in a models/ folder beside the recipe"
-        )
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     found = []
     for site in sites:

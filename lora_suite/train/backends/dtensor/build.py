@@ -22,8 +22,9 @@ from lora_suite.config.schema import Recipe
 from lora_suite.train.backends.base import Backend
 from lora_suite.train.backends.dtensor.adapters import Attach, attach_adapters, attach_peft, plain_name
 from lora_suite.train.backends.dtensor.backend import DTensorBackend
-from lora_suite.train.backends.dtensor.full import FullParameters
+from lora_suite.train.backends.dtensor.full import FullParameters, Places
 from lora_suite.train.backends.dtensor.parallel import (
+    HYBRID,
     build_layout,
     check_family,
     decoder_layers,
@@ -45,6 +46,8 @@ from lora_suite.train.models.initialise import Weight
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_Wrap = Callable[..., None]
+
 
 def build(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch.device) -> Backend:
     """Build the backend of a recipe on this rank; `torch.distributed` must be initialised.
@@ -57,11 +60,25 @@ def build(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch
     compute_dtype = DTYPES[policy.precision]
     masters = policy.precision == "bfloat16" and not lora.enabled
     parallel = policy.dtensor_cfg
-    layout = build_layout(device, parallel.tensor_parallel_size, parallel.dp_replicate_size)
+    layout = build_layout(
+        device,
+        parallel.tensor_parallel_size,
+        parallel.dp_replicate_size,
+        parallel.expert_parallel_size,
+    )
     topology = layout.topology
     config = load_config(recipe, recipe_path)
     check_family(config.model_type)
     model = build_on_meta(config, torch.float32 if masters else compute_dtype)
+    source = weight_source(recipe, recipe_path, config, device)
+    wrap: _Wrap = partial(shard, mesh=layout.fsdp_mesh, shards=layout.shards.size)
+    experts: frozenset[str] = frozenset()
+    if config.model_type == HYBRID:
+        from lora_suite.train.backends.dtensor import hybrid
+
+        source = hybrid.prepare_hybrid(model, source, parallel, layout, compute_dtype)
+        experts = hybrid.split_stacks(model, layout)
+        wrap = partial(hybrid.shard_hybrid, layout=layout)
     if topology.tp.size > 1:
         split_layers(model, layout.tp_mesh)
     bank = None
@@ -73,13 +90,14 @@ def build(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch
     # Without it nothing would sum the gradients of full SFT over replicas, either.
     sharded = layout.shards.size > 1 or masters or (bank is None and topology.dp.size > 1)
     ignored = set(bank.parameters()) if bank is not None else set()
-    wrap = partial(shard, layout=layout, masters=masters, ignored=ignored) if sharded else None
-    place(model, weight_source(recipe, recipe_path, config, device), device, wrap)
+    place(model, source, device, partial(wrap, masters=masters, ignored=ignored) if sharded else None)
     if parallel.activation_checkpointing:
         recompute_layers(model, bank.generator if bank is not None else None)
     model.train()
     if bank is None:
-        trained = FullParameters(model.named_parameters(), topology, layout.shards, policy.optimizer)
+        named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+        places = Places(topology, layout.shards, layout.expert_shards, experts)
+        trained = FullParameters(named, places, policy.optimizer)
         return DTensorBackend(model, topology, trained)
     bank.build_optimizer(policy.optimizer)
     return DTensorBackend(model, topology, bank)

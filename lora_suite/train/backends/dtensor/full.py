@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Full SFT: every parameter of the model trained, by an optimizer that works on this rank's shards."""
+"""Full SFT: every parameter but routers trained, by an optimizer that works on this rank's shards."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,23 +23,36 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+@dataclass(frozen=True)
+class Places:
+    """Over which ranks parameters are spread.
+
+    shards: the axis over which FSDP2 has sharded them (it sums their gradients over all of dp); of one rank
+    where it has not. experts: names of those that the topology's expert parallel ranks hold different parts
+    of; expert_shards: the axis over which FSDP2 has sharded such a part.
+    """
+
+    topology: Topology
+    shards: Axis
+    expert_shards: Axis
+    experts: frozenset[str]
+
+
 class FullParameters:
     """Gradients, norm and optimizer of all parameters, with the methods of an `AdapterBank`.
 
     Clipping and Adam are elementwise but for the norm, so they run on plain local tensors: the sums over
-    ranks are written out here and nothing goes through DTensor's dispatch. shards: the axis over which FSDP2
-    has sharded the parameters (it sums their gradients over all of dp); of one rank where it has not.
+    ranks are written out here and nothing goes through DTensor's dispatch.
     """
 
-    def __init__(
-        self, named: Iterable[tuple[str, nn.Parameter]], topology: Topology, shards: Axis, config: Optimizer
-    ) -> None:
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], places: Places, config: Optimizer) -> None:
         self._named = dict(named)
-        self._topology = topology
-        self._shards = shards
+        self._topology = places.topology
+        self._places = places
         self._locals = {name: local_part(parameter) for name, parameter in self._named.items()}
         self._sharded = [name for name, parameter in self._named.items() if is_tp_shard(parameter)]
-        self._replicated = [name for name in self._named if name not in set(self._sharded)]
+        apart = {*self._sharded, *places.experts}
+        self._replicated = [name for name in self._named if name not in apart]
         self._partial = [name for name in self._replicated if has_partial_gradient(name)]
         self._optimizer = build_optimizer(list(self._locals.values()), config, fused=config.kwargs.fused)
 
@@ -64,7 +78,11 @@ class FullParameters:
 
     def _squared_norm(self) -> torch.Tensor:
         total = self._topology.tp.sum(self._squares(self._sharded)) + self._squares(self._replicated)
-        return self._shards.sum(total)
+        total = self._places.shards.sum(total)
+        if not self._places.experts:
+            return total
+        experts = self._places.expert_shards.sum(self._squares(sorted(self._places.experts)))
+        return total + self._topology.ep.sum(experts)
 
     def _squares(self, names: Sequence[str]) -> torch.Tensor:
         gradients = self._gradients(names)
@@ -84,8 +102,11 @@ class FullParameters:
             self._locals[name].grad = parameter.grad = None
 
     def trainable_parameters(self) -> int:
-        """Parameters of the whole model."""
-        return sum(parameter.numel() for parameter in self._named.values())
+        """Trainable parameters of the whole model."""
+        return sum(
+            parameter.numel() * (self._topology.ep.size if name in self._places.experts else 1)
+            for name, parameter in self._named.items()
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's shards by name, and the optimizer's state."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -28,7 +28,8 @@ from lora_suite.train.topology import Axis, Topology
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-FAMILIES = ("llama", "qwen2", "qwen3")
+HYBRID = "nemotron_h"
+FAMILIES = ("llama", "qwen2", "qwen3", HYBRID)
 COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 ROW = ("o_proj", "down_proj")
 PER_HEAD_NORMS = ("q_norm", "k_norm")
@@ -51,26 +52,45 @@ class Layout:
     """Where ranks stand. topology: axes dp and tp. shards: the part of dp over which weights are sharded.
 
     fsdp_mesh: what FSDP2 takes: (shard,), or (replicate, shard) where dp is more than its shards. tp_mesh:
-    (tp,).
+    (tp,). expert_shards, expert_mesh: the same for stacks of experts that are split over the topology's ep.
     """
 
     topology: Topology
     shards: Axis
     fsdp_mesh: DeviceMesh
     tp_mesh: DeviceMesh
+    expert_shards: Axis
+    expert_mesh: DeviceMesh
 
 
-def build_layout(device: torch.device, tp_size: int, replicas: int) -> Layout:
+def build_layout(device: torch.device, tp_size: int, replicas: int, ep_size: int = 1) -> Layout:
     """Lay all ranks out as (dp, tp), neighbours in tp, dp in turn as (replicas, shards).
 
     replicas: how often a model copy's weights are held over dp. 1: sharded over all of dp; more is HSDP.
+    ep_size: over how many neighbours in dp experts are split, without tensor parallelism. What a rank keeps
+    of them is sharded over all ranks that hold the same, unless nothing is sharded over dp.
     """
     flat, topology = build_mesh(device, tp_size)
     if replicas == 1:
-        return Layout(topology, topology.dp, flat["dp"], flat["tp"])
-    sizes = (replicas, topology.dp.size // replicas, tp_size)
-    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard", "tp"))
-    return Layout(topology, _axis(mesh, "shard"), mesh["replicate", "shard"], mesh["tp"])
+        layout = Layout(topology, topology.dp, flat["dp"], flat["tp"], topology.dp, flat["dp"])
+    else:
+        sizes = (replicas, topology.dp.size // replicas, tp_size)
+        mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard", "tp"))
+        shards, fsdp_mesh = _axis(mesh, "shard"), mesh["replicate", "shard"]
+        layout = Layout(topology, shards, fsdp_mesh, mesh["tp"], shards, fsdp_mesh)
+    if ep_size == 1:
+        return layout
+    same = topology.dp.size // ep_size
+    copies = same if layout.shards.size == 1 else 1
+    names = ("replicate", "shard", "ep")
+    experts = init_device_mesh(device.type, (copies, same // copies, ep_size), mesh_dim_names=names)
+    edp = _axis(experts, "replicate" if copies > 1 else "shard")
+    return replace(
+        layout,
+        topology=replace(topology, ep=_axis(experts, "ep"), edp=edp),
+        expert_shards=_axis(experts, "shard"),
+        expert_mesh=experts["replicate", "shard"] if copies > 1 else experts["shard"],
+    )
 
 
 def decoder_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
@@ -135,18 +155,21 @@ def has_partial_gradient(parameter_name: str) -> bool:
     return any(f".{norm}." in parameter_name for norm in PER_HEAD_NORMS)
 
 
-def shard(module: nn.Module, layout: Layout, masters: bool, ignored: set[nn.Parameter]) -> None:
-    """Shard a module's parameters with FSDP2; gradients are summed over all dp ranks, not averaged.
+def shard(
+    module: nn.Module, mesh: DeviceMesh, shards: int, masters: bool, ignored: set[nn.Parameter]
+) -> None:
+    """Shard a module's parameters with FSDP2; gradients are summed over all ranks of the mesh, not averaged.
 
-    masters: the parameters are float32 masters of a bfloat16 training: gathered and multiplied in bfloat16,
-    gradients summed in float32. ignored: parameters that stay as they are (adapters).
+    shards: the size of the mesh's last axis. masters: the parameters are float32 masters of a bfloat16
+    training: gathered and multiplied in bfloat16, gradients summed in float32. ignored: parameters that stay
+    as they are (adapters).
     """
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if masters else MixedPrecisionPolicy()
     # One rank has nothing to gather again in the backward pass.
-    again = layout.shards.size > 1
+    again = shards > 1
     fully_shard(
         module,
-        mesh=layout.fsdp_mesh,
+        mesh=mesh,
         mp_policy=policy,
         reshard_after_forward=again,
         ignored_params=ignored,

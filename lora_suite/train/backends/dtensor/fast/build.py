@@ -44,8 +44,10 @@ def refusal(recipe: Recipe, blueprint: Blueprint, memory: int) -> str | None:
     of it; in full SFT weights, gradients and optimizer 0.8: activations go as gradients come.
     """
     dtensor, lora = recipe.policy.dtensor_cfg, recipe.policy.dtensor_cfg.lora_cfg
+    shape = blueprint.model
     reasons = {
         "the model's shape is not known": blueprint.model is None,
+        "a hybrid model has no compiled layers here": shape is not None and shape.hybrid is not None,
         "data.pad_to_max_length is off, so lengths vary": not recipe.data.pad_to_max_length,
         "what every rank holds takes too much of the GPU's memory": _held(recipe, blueprint) > memory,
         "activation_checkpointing is on": dtensor.activation_checkpointing,
