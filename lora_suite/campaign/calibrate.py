@@ -64,6 +64,9 @@ def calibrate(plan: Plan, verdict: SuiteVerdict) -> Proposal:
         if not isinstance(case, Case):
             lines.append(f"{stem}: limits of another trainer's script are not proposed")
             continue
+        if case.driver_path.stem != stem:
+            lines.append(f"{stem}: runs the driver of {case.driver_path.stem}; its limits stand in the suite")
+            continue
         runs = [run for run in verdict.runs if run.case == stem]
         refused = [f"{run.case} run {run.repeat}: {each}" for run in runs for each in _run_problems(run)]
         if not refused:
@@ -148,9 +151,7 @@ def _calibrate_case(case: Case, runs: Sequence[RunVerdict]) -> tuple[list[str], 
             continue
         read += [metric for _, metric in expression.metrics]
         if check.file != case.driver_path:
-            lines.append(
-                f"{case.stem}: {check.expression}: a suite's limit has no machine; put it in the driver"
-            )
+            lines.append(f"{case.stem}: {check.expression}: stands in the suite, and stays")
         elif check.waiver is not None:
             lines.append(f"{case.stem}: {check.expression}: has a waiver, and stays")
         elif check.expression in applied:

@@ -100,6 +100,8 @@ def _pair_lines(pair: Pair, plan: Plan) -> Iterator[str]:
     if pair.looks:
         number = f"looks after {', '.join(map(str, pair.looks))} repeats"
     yield f"  {pair.name}: {arms}; {number}{', reusing runs' if pair.reuse else ''}"
+    if pair.different_batches:
+        yield "    different batches: medians of whole runs are compared"
     for check in pair.checks:
         yield f"    {check}"
     first, *others = pair.arms
@@ -108,6 +110,7 @@ def _pair_lines(pair: Pair, plan: Plan) -> Iterator[str]:
         left, right = plan.cases[pair.arms[first]], plan.cases[pair.arms[other]]
         for found in compare_cases(left, right, pair.allow).all:
             mark = "NOT ALLOWED" if found.key in refused else "differs"
-            yield f"    {mark}: {difference_text(found)}"
+            whom = f" ({first}, {other})" if len(others) > 1 else ""
+            yield f"    {mark}{whom}: {difference_text(found)}"
     if pair.not_comparable:
         yield "    INCOMPARABLE: make the arms equal in these keys, or allow them in the suite"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -14,6 +14,8 @@ from lora_suite.judge.evidence import Evidence, read_evidence
 from lora_suite.judge.verdict import RunVerdict
 from lora_suite.plan.model import Pair
 
+# Facts of the environment that keys of the recipe decide.
+_DECIDED_BY = {"world_size": frozenset({"cluster", "cluster.num_nodes", "cluster.gpus_per_node"})}
 _UNUSABLE = frozenset({"ERROR", "MISSING"})
 
 
@@ -48,18 +50,20 @@ def lacking_runs(pair: Pair, runs: Mapping[str, Sequence[RunVerdict]]) -> Iterat
                 yield f"{arm} run {repeat}: {problem}"
 
 
-def environment_difference(blocks: Sequence[Block]) -> str | None:
+def environment_difference(blocks: Sequence[Block], allow: Collection[str] = ()) -> str | None:
     """The strict environment facts in which two runs of the pair differ; None where all agree.
 
-    Facts that only one of them recorded (a package that one backend uses) are no difference.
+    Facts that only one of them recorded (a package that one backend uses) are no difference. allow: key
+    prefixes in which the pair's arms may differ; a fact that such a key decides may differ, too.
     """
+    settled = {fact for fact, keys in _DECIDED_BY.items() if not keys.isdisjoint(allow)}
     named = {f"{arm} run {block.repeat}": run for block in blocks for arm, run in block.arms.items()}
     facts = {
         name: flatten(run.record.environment.strict) if run.record.environment else {}
         for name, run in named.items()
     }
     for (left, ours), (right, theirs) in combinations(facts.items(), 2):
-        found = [key for key in ours if key in theirs and ours[key] != theirs[key]]
+        found = [key for key in ours if key in theirs and key not in settled and ours[key] != theirs[key]]
         if found:
             values = ", ".join(f"{key}: {ours[key]} and {theirs[key]}" for key in found)
             return f"{left} and {right} ran in different environments ({values})"

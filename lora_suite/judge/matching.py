@@ -3,7 +3,8 @@
 
 Our trainer records a fingerprint of every global batch. Another trainer at best says how many supervised
 tokens a batch had: equal counts at every step are weak evidence of equal batches, and are called so. Without
-either, steps are not matched, and only medians of whole runs are compared.
+either, and where a pair's arms are meant to see different rows, steps are not matched, and only medians of
+whole runs are compared.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from lora_suite.judge.block import Block, batch_difference, first_unequal_step
 from lora_suite.judge.evidence import Evidence
 from lora_suite.plan.metric_names import VALID_TOKENS
 
+_DIFFERENT = "steps are not matched: the arms are meant to see different batches; medians are compared"
 _WEAK = "batches are matched by their number of supervised tokens alone, which is weak evidence"
 
 
@@ -28,8 +30,13 @@ class Matching:
     note: str | None = None
 
 
-def match_steps(blocks: Sequence[Block]) -> Matching:
-    """Ask the runs of a pair; without an external arm the batches' own fingerprints decide."""
+def match_steps(blocks: Sequence[Block], *, different: bool = False) -> Matching:
+    """Ask the runs of a pair; without an external arm the batches' own fingerprints decide.
+
+    different: whether the arms are meant to see different batches.
+    """
+    if different:
+        return Matching(False, note=_DIFFERENT)
     runs = [(arm, run) for block in blocks for arm, run in block.arms.items()]
     if not any(run.record.dialect is not None for _, run in runs):
         return Matching(True, batch_difference(blocks))

@@ -37,10 +37,12 @@ def judge_pair(
         states.append("MISSING")
         messages += lacking
     blocks = whole_blocks(pair, runs)
-    matching = match_steps(blocks)
+    matching = match_steps(blocks, different=pair.different_batches)
     differing = "; ".join(difference_text(each) for each in pair.not_comparable)
     incomparable = (
-        f"arms differ in {differing}" if differing else environment_difference(blocks) or matching.difference
+        f"arms differ in {differing}"
+        if differing
+        else environment_difference(blocks, pair.allow) or matching.difference
     )
     if incomparable:
         states.append("INCOMPARABLE")

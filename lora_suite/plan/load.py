@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lora_suite.blueprint import preflight
 from lora_suite.config import ConfigError, load_recipe
-from lora_suite.config.naming import counts_cpu_processes
+from lora_suite.config.naming import check_stem, counts_cpu_processes
 from lora_suite.config.nearest import nearest
 from lora_suite.plan.canaries import canary_pair, slowed_case, slowed_name, slowing
 from lora_suite.plan.comparability import compare_cases, planted_faults, with_faults
@@ -20,7 +20,6 @@ from lora_suite.plan.external.reading import UnreadableError
 from lora_suite.plan.model import (
     AnyCase,
     Case,
-    DeclaredCheck,
     Difference,
     Pair,
     Plan,
@@ -28,7 +27,15 @@ from lora_suite.plan.model import (
 )
 from lora_suite.plan.order import looks_up_to, ordered_runs
 from lora_suite.plan.select import parse_selection, parse_tiers
-from lora_suite.plan.suite_file import CanaryEntry, CaseEntry, PairEntry, SuiteFile, pair_checks, read_suite
+from lora_suite.plan.suite_file import (
+    CanaryEntry,
+    CaseEntry,
+    PairEntry,
+    SuiteFile,
+    own_checks,
+    pair_checks,
+    read_suite,
+)
 
 
 def load_plan(
@@ -56,7 +63,7 @@ def load_plan(
     suite = read_suite(path)
     chosen = _choose(path, suite, select, tiers)
     budget = budget_minutes or suite.budget_minutes
-    by_stem = _overrides_by_stem(chosen, overrides, arm_overrides)
+    by_stem = _overrides_by_stem(suite, chosen, overrides, arm_overrides)
     today = datetime.now(UTC).date()
     cases = {
         stem: replace(
@@ -111,7 +118,7 @@ def _load(
     if entry.external is None:
         return load_case(suite, entry, overrides, today)
     try:
-        return load_external(suite, entry.case, entry.external, entry.checks, overrides, moved)
+        return load_external(suite, entry.case, entry.external, own_checks(suite, entry), overrides, moved)
     except UnreadableError as error:
         return UnreadableCase(
             stem=entry.case,
@@ -126,9 +133,13 @@ def _load(
 
 
 def load_case(suite: Path, entry: CaseEntry, overrides: Sequence[str], today: date) -> Case:
-    """Find the recipe and driver of a case beside its suite, and resolve both with the overrides."""
-    recipe_path = _beside(suite, "recipes", entry.case, "yaml")
-    driver_path = _beside(suite, "scripts", entry.case, "sh")
+    """Find the recipe and driver of a case beside its suite, and resolve both with the overrides.
+
+    A case that is another's recipe under a name of its own has a name that fits what the suite makes of it.
+    """
+    stem = entry.recipe or entry.case
+    recipe_path = _beside(suite, "recipes", stem, "yaml")
+    driver_path = _beside(suite, "scripts", stem, "sh")
     record = read_driver(driver_path, overrides)
     if not record.train:
         raise ConfigError(f"{driver_path}: never calls train")
@@ -141,7 +152,8 @@ def load_case(suite: Path, entry: CaseEntry, overrides: Sequence[str], today: da
             f"{suite}: case {entry.case}: a run in segments continues from its checkpoint; set "
             f"checkpointing.enabled and checkpointing.resume to true in {recipe_path}"
         )
-    own = tuple(DeclaredCheck(expression=text, line=0, file=suite) for text in entry.checks)
+    if entry.recipe is not None:
+        _check_name(suite, entry, recipe_path, driver_path)
     return Case(
         stem=entry.case,
         recipe_path=recipe_path,
@@ -151,9 +163,23 @@ def load_case(suite: Path, entry: CaseEntry, overrides: Sequence[str], today: da
         overrides=tuple(overrides),
         steps=record.steps,
         minutes=record.minutes,
-        checks=record.declared_checks(driver_path, today) + own,
+        checks=record.declared_checks(driver_path, today) + own_checks(suite, entry),
         segments=entry.segments,
     )
+
+
+def _check_name(suite: Path, entry: CaseEntry, recipe_path: Path, driver_path: Path) -> None:
+    """Raise ConfigError where the suite's own name of a case is taken, or says what the case is not."""
+    where = f"{suite}: case {entry.case}"
+    own = recipe_path.with_stem(entry.case)
+    if own.is_file():
+        raise ConfigError(f"{where}: has a recipe of its own, {own}; give the case another name")
+    # What the command line changes is no part of a name.
+    record = read_driver(driver_path, entry.overrides)
+    try:
+        check_stem(entry.case, load_recipe(recipe_path, record.train[-1]).recipe)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -242,7 +268,7 @@ def _choose(path: Path, suite: SuiteFile, select: str | None, tiers: str | None)
 
 
 def _overrides_by_stem(
-    chosen: _Chosen, overrides: Sequence[str], arm_overrides: Sequence[str]
+    suite: SuiteFile, chosen: _Chosen, overrides: Sequence[str], arm_overrides: Sequence[str]
 ) -> dict[str, list[str]]:
     """Return what each case's driver is to be started with."""
     by_arm: dict[str, list[str]] = {arm: [] for pair in chosen.pairs for arm in pair.arms}
@@ -259,9 +285,10 @@ def _overrides_by_stem(
         entry = chosen.entries.get(stem)
         own = entry.overrides if entry is not None else []
         # Another trainer does not know our keys: its command gets what is said for it alone.
-        everywhere = overrides if entry is None or entry.external is None else ()
+        ours = entry is None or entry.external is None
+        before, after = (suite.overrides, overrides) if ours else ((), ())
         arms = dict.fromkeys(arm for pair in chosen.pairs for arm, case in pair.arms.items() if case == stem)
-        found[stem] = [*own, *everywhere, *(text for arm in arms for text in by_arm[arm])]
+        found[stem] = [*before, *own, *after, *(text for arm in arms for text in by_arm[arm])]
     return found
 
 
@@ -295,6 +322,7 @@ def _pair(
         reuse=entry.reuse,
         warmup=suite.warmup,
         allow=tuple(entry.allow),
+        different_batches=entry.batches == "different",
         not_comparable=tuple(found.values()),
         faults=tuple(faults.values()),
         not_compared=tuple(unknown),

@@ -233,6 +233,7 @@ class Pair:
     warmup: first steps of every run that the pair's statistics leave out.
     reuse: judged on runs that other pairs make, so this pair adds none.
     not_comparable: differences beyond what the pair allows; with any, the pair is INCOMPARABLE.
+    different_batches: whether the arms are meant to see different rows, so that no step is matched.
     faults: planted faults in which the arms differ; they are allowed, and printed.
     not_compared: what could not be compared, because an arm does not say it.
     warmup_runs: runs made before the measured ones, and discarded: they warm the machine.
@@ -249,6 +250,7 @@ class Pair:
     reuse: bool
     warmup: int = 3
     allow: tuple[str, ...] = ()
+    different_batches: bool = False
     not_comparable: tuple[Difference, ...] = ()
     faults: tuple[Difference, ...] = ()
     not_compared: tuple[str, ...] = ()

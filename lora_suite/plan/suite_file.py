@@ -14,6 +14,7 @@ from check_metrics.language import CALLABLE
 from lora_suite.config.errors import ConfigError
 from lora_suite.config.nearest import similar_file
 from lora_suite.plan.external.entry import Declares, ExternalEntry
+from lora_suite.plan.model import DeclaredCheck
 from lora_suite.plan.yaml_model import Blocks, read_model
 
 Name = Annotated[str, Field(min_length=1)]
@@ -37,12 +38,16 @@ class CaseEntry(Entry):
     segments: jobs that one run may be spread over on a cluster; each continues from the checkpoint of the one
     before.
     With `external` the case is a command of another trainer: `case` is a name of its own, and the overrides
-    are words after the command's. owner, tier: see `SuiteFile`, of this case alone; the arms of a pair have
-    the pair's.
+    are words after the command's. With `recipe` it is another case's recipe and driver, of that stem, under a
+    name of its own, and the overrides are in what they differ. limits: further checks by the GPU model that
+    they are limits for; on a model that is not listed the run is INCONCLUSIVE. owner, tier: see `SuiteFile`,
+    of this case alone; the arms of a pair have the pair's.
     """
 
     case: Name
+    recipe: Name | None = None
     checks: list[Name] = []
+    limits: dict[Name, list[Name]] = {}
     overrides: list[Name] = []
     segments: Count = 1
     external: ExternalEntry | None = None
@@ -56,12 +61,21 @@ class CaseEntry(Entry):
             raise ValueError(f"the name {self.case!r} becomes a folder: write letters, digits and . _ + -")
         return self
 
+    @model_validator(mode="after")
+    def _has_one_origin(self) -> CaseEntry:
+        """A case is a recipe or another trainer's command."""
+        if self.external is not None and self.recipe is not None:
+            raise ValueError("recipe and external stand together; keep one")
+        return self
+
 
 class PairEntry(Entry):
     """A pair: `arms` maps names to stems; checks read the arms by name.
 
     A pair of arms `full` and `lora` without checks must have LoRA's step time below full SFT's.
     allow: key prefixes in which the arms may differ, besides those that every pair allows.
+    batches: `different` where the arms are meant to see different rows; steps are then not matched, and
+    ratios are those of whole runs' medians.
     reuse: judged on runs that other pairs and cases of the suite make. warmup_runs: runs before the measured
     ones that are discarded; None: one, where the pair has two repeats or more and no arm counts CPU
     processes. owner, tier: see `SuiteFile`, of this pair.
@@ -72,6 +86,7 @@ class PairEntry(Entry):
     repeats: Count | None = None
     checks: list[Name] = []
     allow: list[Name] = []
+    batches: Literal["equal", "different"] = "equal"
     reuse: bool = False
     warmup_runs: WarmupRuns | None = None
     owner: Name | None = None
@@ -120,10 +135,11 @@ class SuiteFile(Entry):
 
     repeats: runs of every case, and of every arm of a pair that does not say otherwise. warmup: first steps
     of each run that pair statistics leave out. warmup_runs: see `PairEntry`, of every pair that does not say
-    otherwise. budget_gpu_hours: what one run of the suite may cost at most. budget_minutes: wall-clock time
-    within which pairs are repeated until they are decided. owner: who answers for what fails. tier: when what
-    does not say otherwise is due (`pr`, `nightly`, `release`; without a word `nightly`); `-m` chooses by it.
-    launcher: what runs it, where the command line does not say.
+    otherwise. overrides: of the recipe of every case of ours, before the case's own. budget_gpu_hours: what
+    one run of the suite may cost at most. budget_minutes: wall-clock time within which pairs are repeated
+    until they are decided. owner: who answers for what fails. tier: when what does not say otherwise is due
+    (`pr`, `nightly`, `release`; without a word `nightly`); `-m` chooses by it. launcher: what runs it, where
+    the command line does not say.
     """
 
     name: Name
@@ -136,6 +152,7 @@ class SuiteFile(Entry):
     owner: Name | None = None
     tier: Tier = DEFAULT_TIER
     launcher: Literal["local", "slurm"] = "local"
+    overrides: list[Name] = []
     cases: list[CaseEntry] = []
     pairs: list[PairEntry] = []
     canaries: list[CanaryEntry] = []
@@ -184,6 +201,17 @@ def read_suite(path: Path) -> SuiteFile:
                 f"only a pair of arms `full` and `lora` has a default"
             )
     return suite
+
+
+def own_checks(suite: Path, entry: CaseEntry) -> tuple[DeclaredCheck, ...]:
+    """What a suite asks of a case besides its driver: its checks, then its limits by GPU, as one call."""
+    checks = [DeclaredCheck(text, line=0, file=suite) for text in entry.checks]
+    limits = [
+        DeclaredCheck(text, line=0, on=gpu, call=1, file=suite)
+        for gpu, texts in entry.limits.items()
+        for text in texts
+    ]
+    return (*checks, *limits)
 
 
 def pair_checks(pair: PairEntry) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from lora_suite.judge.suite import Execution, judge_suite, run_directory
 from lora_suite.judge.verdict import SuiteVerdict
 from lora_suite.launch.record import Ended
 from lora_suite.plan.driver import read_driver
-from lora_suite.plan.model import Case, Plan, UnreadableCase
+from lora_suite.plan.model import Case, DeclaredCheck, Plan, UnreadableCase
 from tests.campaign.helpers import FakeLauncher, console
 from tests.campaign.helpers import train as train_healthy
 from tests.judge.helpers import DONE, FULL, LORA, ROOT, Damage, make_case, planned, write_run
@@ -334,3 +334,18 @@ def test_a_campaign_tells_what_it_ran(tmp_path, monkeypatch):
     assert [run.state for run in done.verdict.runs] == ["INCONCLUSIVE"] * 2
     assert done.exit_code == done.verdict.exit_code == 5
     assert list(done.plan.cases) == [FULL]
+
+
+def test_a_driver_that_other_cases_share_gets_no_limits_of_one_of_them(project):
+    project.case = replace(project.case, driver_path=project.driver.with_name(f"{LORA}.sh"))
+    said = f"{FULL}: runs the driver of {LORA}; its limits stand in the suite"
+    assert project.calibrate() == Proposal((said,), (), (), 0)
+
+
+def test_what_the_suite_limits_stays(project):
+    limit = 'median(data["timing/train/step_time"], 4) <= 0.3'
+    suites = DeclaredCheck(limit, line=0, on="H200", call=1, file=project.root / "suites/test.yaml")
+    project.case = replace(project.case, checks=(*project.case.checks, suites))
+    proposal = project.calibrate()
+    assert f"{FULL}: {limit}: stands in the suite, and stays" in proposal.lines
+    assert limit not in "".join(proposal.patches)

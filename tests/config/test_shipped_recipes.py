@@ -23,8 +23,8 @@ DATA = Path(os.environ.get("LORA_SUITE_DATA", ROOT.parent / "shared/data"))
 
 def test_there_are_recipes_of_every_kind():
     stems = {path.stem for path in ALL}
-    assert len(stems) == 28
-    assert len(LORA) == 14
+    assert len(stems) == 34
+    assert len(LORA) == 17
 
 
 @pytest.mark.parametrize("init", ["as it is", "random"])

@@ -135,6 +135,72 @@ def test_medians_of_nothing_are_inconclusive(tmp_path: Path) -> None:
     assert check.message == "run 1: no step is left after the first 3 (warm-up)"
 
 
+def short_and_long(tmp_path: Path, *, tokens: float, different: bool = True, **pair: Any) -> PairVerdict:
+    """Two blocks of two runs of one case, whose rows differ; tokens: how many a second of the long ones."""
+    runs: dict[str, list[RunVerdict]] = {"short": [], "long": []}
+    for repeat in (1, 2):
+        for arm, stem in (("short", FULL), ("long", LORA)):
+
+            def damage(metrics: dict[str, Any], record: dict[str, Any], arm: str = arm) -> None:
+                record["batches"] = {step: f"{arm}-{step}" for step in record["batches"]}
+                record["environment"]["strict"]["world_size"] = 1 if arm == "short" else 2
+                # The long rows' step takes now more, now less, and so do their tokens.
+                metrics["performance/tokens_per_sec_per_gpu"] = {
+                    step: 1000.0 if arm == "short" else tokens * (1.0 + 0.01 * (int(step) % 3 - 1))
+                    for step in metrics["train/loss"]
+                }
+
+            folder = write_run(tmp_path / arm / str(repeat), make_case(stem), repeat, damage=damage)
+            runs[arm].append(judge_run(make_case(stem), planned(stem, repeat), folder, None))
+    name = "performance/tokens_per_sec_per_gpu"
+    settings: dict[str, Any] = {
+        "arms": {"short": FULL, "long": LORA},
+        "different_batches": different,
+        "allow": ("data.train", "cluster.gpus_per_node"),
+        "checks": (
+            f'ratio(short["{name}"], long["{name}"]) <= 1.10',
+            f'ratio(long["{name}"], short["{name}"]) <= 1.10',
+        ),
+    }
+    return judge_pair(make_pair(repeats=2, **settings | pair), runs)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "states"),
+    [(950.0, ["PASS", "PASS"]), (880.0, ["FAIL", "PASS"]), (1150.0, ["PASS", "FAIL"])],
+)
+def test_arms_that_are_meant_to_differ_in_their_rows_are_compared_by_medians(
+    tmp_path: Path, tokens: float, states: list[str]
+) -> None:
+    pair = short_and_long(tmp_path, tokens=tokens)
+    assert [check.state for check in pair.checks] == states
+    effects = [check.effect.estimate for check in pair.checks if check.effect is not None]
+    assert effects == [pytest.approx(1000.0 / tokens), pytest.approx(tokens / 1000.0)]
+    assert pair.notes == [
+        "steps are not matched: the arms are meant to see different batches; medians are compared"
+    ]
+
+
+def test_without_that_word_other_rows_are_incomparable(tmp_path: Path) -> None:
+    pair = short_and_long(tmp_path, tokens=950.0, different=False)
+    assert (pair.own_state, pair.message) == (
+        "INCOMPARABLE",
+        "short and long saw different batches at step 1 of run 1",
+    )
+
+
+def test_curves_of_arms_that_see_other_rows_are_incomparable(tmp_path: Path) -> None:
+    curves = 'max_rel_diff(long["train/loss"], short["train/loss"]) < 1e-4'
+    (check,) = short_and_long(tmp_path, tokens=950.0, checks=(curves,)).checks
+    assert check.state == "INCOMPARABLE"
+
+
+def test_a_count_of_ranks_that_the_pair_does_not_allow_is_another_environment(tmp_path: Path) -> None:
+    pair = short_and_long(tmp_path, tokens=950.0, allow=("data.train",))
+    assert pair.own_state == "INCOMPARABLE"
+    assert "different environments (world_size: 1 and 2)" in pair.message
+
+
 def test_what_was_not_compared_is_named(tmp_path: Path) -> None:
     runs: dict[str, list[RunVerdict]] = {"full": [], "lora": []}
     for arm, stem in (("full", FULL), ("lora", LORA)):

@@ -117,6 +117,80 @@ def test_overrides_come_in_order_suite_command_line_arm(cases: Project) -> None:
     assert plan.cases[FULL_STEM].recipe.sft.seed == 2
 
 
+def test_overrides_of_the_suite_come_first_and_are_for_our_cases_alone(cases: Project) -> None:
+    external = "{command: [c], cwd: ., outputs: [o], metrics: o, steps: 1, minutes: 1, gpus: 1}"
+    theirs = f"{{case: theirs, external: {external}}}"
+    entry = f"overrides: [sft.seed=4]\ncases: [{theirs}, {{case: {LORA_STEM}, overrides: ['sft.seed=5']}}]\n"
+    plan = cases.plan(PAIR + entry, overrides=("sft.seed=6",))
+    assert plan.cases[FULL_STEM].overrides == ("sft.seed=4", "sft.seed=6")
+    assert plan.cases[LORA_STEM].overrides == ("sft.seed=4", "sft.seed=5", "sft.seed=6")
+    assert plan.cases["theirs"].overrides == ()
+
+
+WIDE = f"{LORA_STEM}-r64"
+THREE_ARMS = (
+    "name: x\nrepeats: 2\n"
+    f"cases: [{{case: {WIDE}, recipe: {LORA_STEM}, overrides: [policy.dtensor_cfg.lora_cfg.dim=64]}}]\n"
+    f"pairs: [{{name: p, arms: {{full: {FULL_STEM}, lora: {LORA_STEM}, wide: {WIDE}}}, checks: ['1 < 2']}}]\n"
+)
+
+
+def test_a_case_may_be_another_recipe_under_a_name_of_its_own(cases: Project) -> None:
+    plan = cases.plan(THREE_ARMS)
+    wide, narrow = plan.cases[WIDE], plan.cases[LORA_STEM]
+    assert (wide.recipe_path, wide.driver_path) == (narrow.recipe_path, narrow.driver_path)
+    assert wide.stem == WIDE
+    assert [case.recipe.policy.lora.dim for case in (narrow, wide)] == [8, 64]
+    # Each arm is a case of its own, run once a repeat, forwards and then backwards.
+    assert [(run.case, run.repeat) for run in plan.runs] == [
+        (FULL_STEM, 1),
+        (LORA_STEM, 1),
+        (WIDE, 1),
+        (WIDE, 2),
+        (LORA_STEM, 2),
+        (FULL_STEM, 2),
+    ]
+    assert not plan.pairs[0].not_comparable
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sft-a-1n2c-fsdp2-wide", "the name does not fit the recipe: it lacks -lora"),
+        ("sft-a-1n4c-fsdp2-lora-wide", "it says 4 processes a node, but cluster.gpus_per_node is 2"),
+        ("sft-a-1n2c-fsdp2tp2-lora", "it says tp 2, but policy.dtensor_cfg.tensor_parallel_size is 1"),
+        (OTHER, "has a recipe of its own"),
+    ],
+)
+def test_that_name_says_what_the_case_is(cases: Project, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"case {name}: .*{message}"):
+        cases.plan(THREE_ARMS.replace(WIDE, name))
+
+
+def test_what_the_command_line_makes_of_it_is_no_part_of_its_name(cases: Project) -> None:
+    plan = cases.plan(THREE_ARMS, overrides=("cluster.gpus_per_node=1",))
+    assert plan.cases[WIDE].gpus == 1
+
+
+def test_limits_of_a_case_are_keyed_by_gpu_and_are_alternatives(cases: Project) -> None:
+    limits = "{H200: ['1 < 3', '1 < 4'], H100: ['1 < 5']}"
+    plan = cases.plan(PAIR + f"cases: [{{case: {LORA_STEM}, checks: ['1 < 2'], limits: {limits}}}]\n")
+    _, extra, *limited = plan.cases[LORA_STEM].checks
+    assert (extra.expression, extra.on) == ("1 < 2", None)
+    assert [(check.expression, check.on, check.file) for check in limited] == [
+        ("1 < 3", "H200", plan.path),
+        ("1 < 4", "H200", plan.path),
+        ("1 < 5", "H100", plan.path),
+    ]
+    assert {check.call for check in limited} != {extra.call}
+    assert len({check.call for check in limited}) == 1
+
+
+def test_arms_may_be_meant_to_see_different_batches(cases: Project) -> None:
+    plan = cases.plan(PAIR.replace("name: p,", "name: p, batches: different,") + SECOND)
+    assert [pair.different_batches for pair in plan.pairs] == [True, False]
+
+
 def test_overrides_of_the_driver_count(cases: Project) -> None:
     cases.case(FULL_STEM, driver=SIMPLE.replace('"$@"', 'sft.seed=9 "$@"'))
     plan = cases.plan(PAIR)

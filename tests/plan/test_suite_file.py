@@ -55,6 +55,15 @@ def test_defaults_and_bare_stems(tmp_path: Path) -> None:
         ("name: x\npairs:\n- {name: p, arms: {first: s, c: t}, checks: [x]}\n", "'first' is a function of"),
         ("name: x\n" + PAIR + "- {name: p, arms: {full: c, lora: d}}\n", "the pair p stands twice"),
         ("name: x\ncases: [a, a]\n", "the case a stands twice"),
+        (
+            "name: x\ncases:\n- {case: a, recipe: b, external: {command: [c], steps: 1, minutes: 1}}\n",
+            "cases.0: recipe and external stand together; keep one",
+        ),
+        ("name: x\ncases:\n- {case: a, limits: {H200: 1 < 2}}\n", "cases.0.limits.H200: .*list"),
+        (
+            "name: x\npairs:\n- {name: p, arms: {full: s, lora: t}, batches: other}\n",
+            "pairs.0.batches: .*'equal' or 'different'",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:

@@ -42,7 +42,7 @@ def load_external(
     suite: Path,
     stem: str,
     entry: ExternalEntry,
-    checks: Sequence[str],
+    checks: tuple[DeclaredCheck, ...],
     overrides: Sequence[str],
     moved: Moved | None = None,
 ) -> ExternalCase:
@@ -75,14 +75,13 @@ def load_external(
     }
     if reading is not None and reading.recipe_tree is not None:
         tree["recipe"] = reading.recipe_tree
-    own = tuple(DeclaredCheck(expression=text, line=0, file=suite) for text in checks)
     return ExternalCase(
         stem=stem,
         tree=tree,
         overrides=tuple(overrides),
         steps=_whole(where, "steps", entry.steps, reading.steps if reading else None),
         minutes=_number(where, "minutes", entry.minutes, reading.minutes if reading else None),
-        checks=(reading.checks if reading else ()) + own,
+        checks=(reading.checks if reading else ()) + checks,
         command=command,
         cwd=cwd,
         outputs=outputs,
