@@ -100,6 +100,9 @@ class GraphedBackend(TrainedBackend):
         too_small = self._room.grow(batches)
         if too_small is not None:
             self._captured.clear()
+            if self._gpu:
+                # What was compiled for less room is of no use, and counts towards torch's limit of variants.
+                torch.compiler.reset()
             if self.topology.rank == 0:
                 print(f"the fast path captures anew for policy.sequence_packing: {too_small}")
 

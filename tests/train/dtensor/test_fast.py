@@ -127,6 +127,12 @@ def test_peft_on_the_fast_path_trains_like_eager_peft(tmp_path, family):
         torch.testing.assert_close(quick["gradients"][name], gradient, rtol=1e-10, atol=1e-16)
 
 
+def test_packs_are_of_one_shape_whatever_their_rows():
+    packed = "policy.sequence_packing.enabled=true"
+    assert refusal(Setting((LORA, packed, "data.pad_to_max_length=false"))) is None
+    assert refusal(Setting((LORA, PEFT, packed, "data.pad_to_max_length=false"))) is None
+
+
 def losses_packed_and_not(setting, lengths):
     """Loss, norm, validation loss and gradients of the same rows: padded, and packed into `lengths`."""
     batch = rows()
@@ -197,7 +203,10 @@ def test_packs_that_outgrow_their_room_are_told_once(tmp_path):
     assert losses[0] == losses[3] == pytest.approx(evaluated, rel=1e-12)
     assert losses[1] == losses[2] != losses[0]
     (line,) = said.splitlines()
-    assert "policy.sequence_packing: a pack has 48 rows of up to 1 tokens, and there was room for 16" in line
+    assert (
+        "policy.sequence_packing: a pack has 48 rows of up to 1 tokens, and there was room for 8 of 16"
+        in line
+    )
 
 
 def switched(setting):
@@ -255,7 +264,7 @@ def test_the_program_trains_alike_and_every_invariant_holds(new_run):
         ("policy.dtensor_cfg.activation_checkpointing=true", "activation_checkpointing"),
         (f"{BLOCK}.dropout=0.1", "dropout"),
         (f"{BLOCK}.target_modules=['lm_head','*q_proj']", "outside the layers"),
-        ("data.pad_to_max_length=false", "pad_to_max_length"),
+        ("data.pad_to_max_length=false", "data.pad_to_max_length is off"),
     ],
 )
 def test_what_it_cannot_do_is_named(override, reason):

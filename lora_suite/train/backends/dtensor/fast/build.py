@@ -48,7 +48,9 @@ def refusal(recipe: Recipe, blueprint: Blueprint, memory: int) -> str | None:
     reasons = {
         "the model's shape is not known": blueprint.model is None,
         "a hybrid model has no compiled layers here": shape is not None and shape.hybrid is not None,
-        "data.pad_to_max_length is off, so lengths vary": not recipe.data.pad_to_max_length,
+        "data.pad_to_max_length is off, so lengths vary": not (
+            recipe.data.pad_to_max_length or recipe.policy.sequence_packing.enabled
+        ),
         "what every rank holds takes too much of the GPU's memory": _held(recipe, blueprint) > memory,
         "activation_checkpointing is on": dtensor.activation_checkpointing,
         "lora_cfg.dropout is not 0": lora.enabled and lora.dropout > 0.0,
