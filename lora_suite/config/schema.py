@@ -167,6 +167,7 @@ class Megatron(Block):
     enabled: bool
     env_vars: dict[str, str]
     activation_checkpointing: bool
+    fast_path: Literal["auto", "off"]
     tensor_model_parallel_size: Positive
     expert_tensor_parallel_size: Positive
     expert_model_parallel_size: Positive

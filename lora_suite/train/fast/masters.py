@@ -243,7 +243,8 @@ class MasterWeights:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; tensors that differ in number or size are a KeyError."""
         theirs, ours = state["weights"], self._of.tensors
-        if [each.shape for each in ours] != [each.shape for each in theirs]:
+        # The plain paths keep weights by name.
+        if not isinstance(theirs, list) or [each.shape for each in ours] != [each.shape for each in theirs]:
             raise KeyError("the checkpoint's tensors are of another model or of another path through it")
         torch._foreach_copy_(ours, theirs)
         if self._remainders is not None:

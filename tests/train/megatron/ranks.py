@@ -110,17 +110,23 @@ def restart_groups() -> None:
     _start_groups(store, rank, count + 1)
 
 
-def build_layout(recipe: Path, *overrides: str, known: bool = True) -> Any:
+def build_layout(recipe: Path, *overrides: str, known: bool = True, fast: bool = False) -> Any:
     """The backend of a recipe, with megatron-core's groups started anew.
 
-    known: whether the model's architecture was on this machine before its weights were.
+    known: whether the model's architecture was on this machine before its weights were. fast: whether it
+    takes the fast path, as it would on a GPU.
     """
     restart_groups()
     resolved = load_recipe(recipe, overrides)
     blueprint = preflight(resolved.recipe, resolved.path)
     if not known:
         blueprint = replace(blueprint, model=None, linears=(), adapters=())
-    return build(resolved.recipe, resolved.path, blueprint, torch.device("cpu"))
+    device = torch.device("cpu")
+    if not fast:
+        return build(resolved.recipe, resolved.path, blueprint, device)
+    from lora_suite.train.backends.megatron.construct import build_backend
+
+    return build_backend(resolved.recipe, resolved.path, blueprint, device, fast=True)
 
 
 def own_batches(backend: Any) -> list[MicroBatch]:

@@ -53,7 +53,7 @@ class Attacher:
             for path, parts in LAYER_LINEARS.items():
                 group = self._group(index, path, parts)
                 if group is not None:
-                    layer.get_submodule(path).adapters = group
+                    layer.get_submodule(path).adapt(group)
                     adapters += group.by_position.values()
         if model.post_process:
             adapters += self._attach_to_head(model)
@@ -113,6 +113,6 @@ class Attacher:
         )
         head.weight = plain.weight
         adapter = self._adapter(site, "output_layer")
-        head.adapters = self._alone(adapter)
+        head.adapt(self._alone(adapter))
         model.output_layer = head
         return [adapter]

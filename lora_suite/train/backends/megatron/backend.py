@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,7 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from lora_suite.train.backends.base import NO_GPU
-from lora_suite.train.backends.megatron.compat import without_cuda
+from lora_suite.train.backends.megatron.compat import on_device
 from lora_suite.train.backends.megatron.modules import PackedRows
 from lora_suite.train.backends.megatron.optimizer import FullOptimizer, is_replica, is_second_copy
 from lora_suite.train.batch import IGNORED, MicroBatch
@@ -28,7 +27,7 @@ class MegatronBackend:
     """One GPTModel and what trains it: the adapter bank, or megatron-core's DDP with an optimizer.
 
     model: this stage. ddp and optimizer: for full SFT. bank: for LoRA, whose gradients it sums itself; the
-    frozen model is then not wrapped at all.
+    frozen model is then not wrapped at all. slow_path_reason: set by whoever chose this path.
     """
 
     def __init__(
@@ -44,9 +43,7 @@ class MegatronBackend:
         self.bank = bank
         self.ddp = ddp
         self.optimizer = optimizer
-        self.slow_path_reason: str | None = (
-            NO_GPU if topology.device.type == "cpu" else "the megatron backend has none"
-        )
+        self.slow_path_reason: str | None = None
         self._schedule: Callable[..., list[torch.Tensor]] = get_forward_backward_func()
 
     # -- one step -------------------------------------------------------------------------------------------
@@ -59,7 +56,7 @@ class MegatronBackend:
     def _run(self, batches: Sequence[MicroBatch], global_tokens: int, forward_only: bool) -> torch.Tensor:
         """Run megatron-core's schedule; the loss lives on the last stage and is told to the others."""
         rows, length = batches[0].input_ids.shape
-        with self._on_device():
+        with on_device(self.topology.device):
             losses = self._schedule(
                 forward_step_func=partial(self._forward_step, global_tokens),
                 data_iterator=iter(enumerate(batches)),
@@ -96,15 +93,12 @@ class MegatronBackend:
         dtype = torch.promote_types(self.model.config.params_dtype, torch.float32)
         return torch.zeros((), dtype=dtype, device=self.topology.device)
 
-    def _on_device(self) -> AbstractContextManager[None]:
-        return without_cuda() if self.topology.device.type == "cpu" else nullcontext()
-
     def sync_gradients(self) -> None:
         """Sum gradients over data parallel ranks, and partial ones over tensor parallel ranks."""
         if self.bank is not None:
             self.bank.sync_gradients()
         else:
-            with self._on_device():
+            with on_device(self.topology.device):
                 finalize_model_grads([self.ddp])
 
     def clip_gradients(self, max_norm: float | None) -> torch.Tensor:
@@ -174,6 +168,8 @@ class MegatronBackend:
         if self.bank is not None:
             self.bank.load_state_dict(state)
             return
+        if not isinstance(state["weights"], dict):
+            raise KeyError("the checkpoint is of the fast path; set policy.megatron_cfg.fast_path=auto")
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(state["weights"][name])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -77,3 +77,8 @@ def without_cuda() -> Iterator[None]:
         ):
             stack.enter_context(_replaced(owner, name, value))
         yield
+
+
+def on_device(device: torch.device) -> AbstractContextManager[None]:
+    """What calls into megatron-core need on this device: nothing on a GPU, `without_cuda` on the CPU."""
+    return without_cuda() if device.type == "cpu" else nullcontext()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -18,11 +17,13 @@ from lora_suite.config.errors import ConfigError
 from lora_suite.config.models import find_config, read_config
 from lora_suite.config.paths import locate
 from lora_suite.config.schema import Megatron, Recipe
+from lora_suite.train.backends.base import Backend
 from lora_suite.train.backends.megatron.architecture import Architecture
 from lora_suite.train.backends.megatron.attach import Attacher
 from lora_suite.train.backends.megatron.backend import MegatronBackend
-from lora_suite.train.backends.megatron.compat import without_cuda
-from lora_suite.train.backends.megatron.model import build_model, transformer_config
+from lora_suite.train.backends.megatron.compat import on_device
+from lora_suite.train.backends.megatron.fast.build import FAST, fast_backend, slow_path_reason
+from lora_suite.train.backends.megatron.model import ADAPTED, PLAIN, build_model, transformer_config
 from lora_suite.train.backends.megatron.optimizer import (
     FullOptimizer,
     MegatronAdamW,
@@ -37,12 +38,13 @@ from lora_suite.train.topology import Axis, Topology
 
 
 def build_backend(
-    recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch.device
-) -> MegatronBackend:
+    recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch.device, fast: bool | None = None
+) -> Backend:
     """Build the backend of a recipe on this rank, after `init_process_group`.
 
-    Adapters are attached after the weights are loaded and before any optimizer; the frozen model is not
-    wrapped. Raises ConfigError for a model that megatron-core's GPTModel would compute differently.
+    fast: whether by the fast path; None: where there is a GPU and it can be taken. Adapters are attached
+    before the weights are loaded, and their bank or an optimizer is made after. Raises ConfigError for a
+    model that megatron-core's GPTModel would compute differently.
     """
     policy, parallel, dtype = recipe.policy, recipe.policy.megatron_cfg, DTYPES[recipe.policy.precision]
     folder = _weights_folder(policy.model_name, recipe_path) if policy.init == "pretrained" else None
@@ -53,23 +55,34 @@ def build_backend(
     assert blueprint.model is not None
     assert config_path is not None
     architecture = Architecture.read(blueprint.model, read_config(config_path))
-    with without_cuda() if device.type == "cpu" else nullcontext():
+    reason = None if fast else slow_path_reason(recipe, blueprint, device)
+    fast = reason is None if fast is None else fast
+    with on_device(device):
         topology = _start_groups(parallel, recipe.sft.seed, device)
         config = transformer_config(architecture, parallel, dtype, device)
-        model = build_model(config, architecture, with_adapters=policy.lora.enabled)
+        modules = FAST if fast else ADAPTED if policy.lora.enabled else PLAIN
+        model = build_model(config, architecture, modules)
+        adapters = []
+        if policy.lora.enabled:
+            spec = LoraSpec.from_config(parallel.lora_cfg, recipe.sft.seed)
+            exchanged = parallel.lora_cfg.a2a_experimental
+            attacher = Attacher(blueprint.adapters, spec, architecture.shape, topology.tp, exchanged)
+            adapters = attacher.attach(model)
         if folder is not None:
             fetch = stored(folder)
         else:
             fetch = drawn(architecture.shape, architecture.init_std, recipe.sft.seed, dtype, device)
         first_layer = model.decoder.layers[0].layer_number - 1
         ShardMap(architecture.shape, topology.tp).load(model, first_layer, fetch)
-        if policy.lora.enabled:
-            spec = LoraSpec.from_config(parallel.lora_cfg, recipe.sft.seed)
-            exchanged = parallel.lora_cfg.a2a_experimental
-            attacher = Attacher(blueprint.adapters, spec, architecture.shape, topology.tp, exchanged)
-            adapters = attacher.attach(model)
-            return _for_adapters(model, adapters, parallel, topology, dtype)
-        return _for_all_weights(model, parallel, topology, dtype)
+        bank = _bank(model, adapters, parallel, topology, dtype) if policy.lora.enabled else None
+        if fast:
+            return fast_backend(model, topology, bank, parallel.optimizer)
+        if bank is not None:
+            backend = _for_adapters(model, bank, parallel, topology)
+        else:
+            backend = _for_all_weights(model, parallel, topology, dtype)
+        backend.slow_path_reason = reason
+        return backend
 
 
 def _start_groups(parallel: Megatron, seed: int, device: torch.device) -> Topology:
@@ -92,9 +105,9 @@ def _start_groups(parallel: Megatron, seed: int, device: torch.device) -> Topolo
     return Topology(dist.get_rank(), dist.get_world_size(), device, dp, tp, pp)
 
 
-def _for_adapters(
+def _bank(
     model: GPTModel, adapters: list[Adapter], parallel: Megatron, topology: Topology, dtype: torch.dtype
-) -> MegatronBackend:
+) -> AdapterBank:
     """Freeze the weights and give the adapters to a bank."""
     if not adapters:
         raise ConfigError(
@@ -104,6 +117,13 @@ def _for_adapters(
     model.requires_grad_(False)
     bank = AdapterBank(adapters, topology, dtype)
     bank.build_optimizer(adapter_optimizer(parallel.optimizer))
+    return bank
+
+
+def _for_adapters(
+    model: GPTModel, bank: AdapterBank, parallel: Megatron, topology: Topology
+) -> MegatronBackend:
+    """The frozen model as it is."""
     if parallel.activation_checkpointing and model.pre_process:
         # Recomputation finds gradients through its input alone, and that of a frozen embedding has none
         # (https://github.com/huggingface/transformers/issues/26221).

@@ -156,6 +156,10 @@ class LoraColumnParallelLinear(ColumnParallelLinear):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.adapters: AdapterGroup | None = None
 
+    def adapt(self, group: AdapterGroup) -> None:
+        """Add what these adapters give."""
+        self.adapters = group
+
     def _forward_impl(self, input: torch.Tensor, weight: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         adapted = self.adapters is not None and self.adapters.enabled
         if adapted and kwargs["sequence_parallel"]:
@@ -174,6 +178,10 @@ class LoraRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.adapters: AdapterGroup | None = None
+
+    def adapt(self, group: AdapterGroup) -> None:
+        """Add what these adapters give."""
+        self.adapters = group
 
     def _forward_impl(self, input: torch.Tensor, weight: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         partial: torch.Tensor = super()._forward_impl(input=input, weight=weight, **kwargs)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -100,16 +101,29 @@ def _leave(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def build_model(config: TransformerConfig, architecture: Architecture, with_adapters: bool) -> GPTModel:
-    """This stage of the model, with weights still to be loaded.
+@dataclass(frozen=True)
+class LayerModules:
+    """What a layer's spec gets beside our norm and attention; None leaves megatron-core's own linears.
 
-    with_adapters: linears are the classes that can hold adapters; else they are megatron-core's own.
+    Routed experts keep their linears. head_norm: of queries' and keys' heads, in models that have one.
     """
+
+    column: type | None = None
+    row: type | None = None
+    head_norm: type = RMSNorm
+
+
+PLAIN = LayerModules()
+ADAPTED = LayerModules(LoraColumnParallelLinear, LoraRowParallelLinear)
+
+
+def build_model(config: TransformerConfig, architecture: Architecture, modules: LayerModules) -> GPTModel:
+    """This stage of the model, with weights still to be loaded."""
     layers = get_num_layers_to_build(config)
     layer_spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
     )
-    _replace_modules(layer_spec.submodules, config, with_adapters)
+    _replace_modules(layer_spec.submodules, config, modules)
     return GPTModel(
         config=config,
         transformer_layer_spec=TransformerBlockSubmodules(
@@ -127,17 +141,17 @@ def build_model(config: TransformerConfig, architecture: Architecture, with_adap
     )
 
 
-def _replace_modules(layer: Any, config: TransformerConfig, with_adapters: bool) -> None:
-    """Put our norm, attention and, for adapters, linears into a layer's spec."""
+def _replace_modules(layer: Any, config: TransformerConfig, modules: LayerModules) -> None:
+    """Put our norm, attention and perhaps linears into a layer's spec."""
     attention = layer.self_attention.submodules
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention.core_attention = SdpaAttention
     if config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = RMSNorm
-    if with_adapters:
-        attention.linear_qkv, attention.linear_proj = LoraColumnParallelLinear, LoraRowParallelLinear
+        attention.q_layernorm = attention.k_layernorm = modules.head_norm
+    if modules.column is not None:
+        attention.linear_qkv, attention.linear_proj = modules.column, modules.row
     mlp = mlp_submodules(layer)
     if config.num_moe_experts is not None:
         mlp.router = Router
-    elif with_adapters:
-        mlp.linear_fc1, mlp.linear_fc2 = LoraColumnParallelLinear, LoraRowParallelLinear
+    elif modules.column is not None:
+        mlp.linear_fc1, mlp.linear_fc2 = modules.column, modules.row

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from lora_suite.train.batch import Segments
-from lora_suite.train.models.attention import packed_attention
+from lora_suite.train.models.attention import Blocks, packed_attention
 
 
 class RMSNorm(nn.RMSNorm):
@@ -72,8 +72,8 @@ class SdpaAttention(nn.Module):
     """Causal attention by torch's scaled_dot_product_attention, with grouped keys and values as they are.
 
     Rows are padded on the right, so the causal mask is the only one needed: no supervised position can see
-    a padded one. Packed rows bring their segments. Without parameters, hence without tensor parallel code: it
-    sees this rank's heads.
+    a padded one. Packed rows bring their segments or blocks. Without parameters, hence without tensor
+    parallel code: it sees this rank's heads.
     """
 
     def __init__(
@@ -88,14 +88,19 @@ class SdpaAttention(nn.Module):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        attention_mask: Blocks | None,
         packed_seq_params: PackedRows | None = None,
         **_options: Any,
     ) -> torch.Tensor:
         """query [length, rows, heads, head_dim], key and value with fewer heads; [length, rows, features].
 
-        Packed rows have no dimension of rows: [slots, heads, head_dim] to [slots, features].
+        Packed rows come as `PackedRows`, then without a dimension of rows: [slots, heads, head_dim] to
+        [slots, features]; or as blocks of the mask, then as one row.
         """
+        if attention_mask is not None:
+            query, key, value = (states.squeeze(1) for states in (query, key, value))
+            context = packed_attention(query, key, value, attention_mask, self.softmax_scale)
+            return context.flatten(1).unsqueeze(1)
         if packed_seq_params is not None:
             return packed_attention(
                 query, key, value, packed_seq_params.segments, self.softmax_scale

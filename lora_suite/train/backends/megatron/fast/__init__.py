@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fast path: megatron-core's model, compiled and captured in CUDA graphs."""
