@@ -86,13 +86,13 @@ class _GroupedLora(torch.autograd.Function):
         into_a: Maybe,
         into_b: Maybe,
     ) -> torch.Tensor:
-        y = _rows(x, weight.mT, offsets, form)
+        y = grouped_rows(x, weight.mT, offsets, form)
         t = None
         if a is not None and b is not None:
             ctx.rank = a.shape[1]
             a, b = _padded(a, b, form)
-            t = _rows(x, a.mT, offsets, form)
-            y.add_(_rows(t, b.mT, offsets, form), alpha=scale)
+            t = grouped_rows(x, a.mT, offsets, form)
+            y.add_(grouped_rows(t, b.mT, offsets, form), alpha=scale)
         needs_x, needs_weight, needs_a, needs_b = ctx.needs_input_grad[3:7]
         ctx.save_for_backward(
             offsets,
@@ -112,18 +112,18 @@ class _GroupedLora(torch.autograd.Function):
         form, scale = ctx.form, ctx.scale
         needs_x, needs_weight, needs_a, needs_b = ctx.needs_input_grad[3:7]
         dy = dy.contiguous()
-        dx = _rows(dy, weight, offsets, form) if needs_x else None
-        dweight = _outer(dy, x, offsets, form) if needs_weight else None
+        dx = grouped_rows(dy, weight, offsets, form) if needs_x else None
+        dweight = grouped_outer(dy, x, offsets, form) if needs_weight else None
         da = db = None
         if b is not None:
             into_a, into_b = ctx.into
-            u = _rows(dy, b, offsets, form)
+            u = grouped_rows(dy, b, offsets, form)
             if dx is not None:
-                dx.add_(_rows(u, a, offsets, form), alpha=scale)
+                dx.add_(grouped_rows(u, a, offsets, form), alpha=scale)
             if needs_a:
-                da = _added(into_a, _outer(u, x, offsets, form)[:, : ctx.rank], scale)
+                da = _added(into_a, grouped_outer(u, x, offsets, form)[:, : ctx.rank], scale)
             if needs_b:
-                db = _added(into_b, _outer(dy, t, offsets, form)[..., : ctx.rank], scale)
+                db = _added(into_b, grouped_outer(dy, t, offsets, form)[..., : ctx.rank], scale)
         return None, None, None, dx, dweight, da, db, None, None
 
 
@@ -143,7 +143,7 @@ def _added(into: Maybe, gradient: torch.Tensor, scale: float) -> Maybe:
     return None
 
 
-def _rows(x: torch.Tensor, stack: torch.Tensor, offsets: torch.Tensor, form: Form) -> torch.Tensor:
+def grouped_rows(x: torch.Tensor, stack: torch.Tensor, offsets: torch.Tensor, form: Form) -> torch.Tensor:
     """x_e · stack[e] for the rows of each expert: x [rows, k], stack [E, k, n] to [rows, n]."""
     if form == "grouped":
         return functional.grouped_mm(x, stack, offs=offsets)
@@ -153,7 +153,7 @@ def _rows(x: torch.Tensor, stack: torch.Tensor, offsets: torch.Tensor, form: For
     return y
 
 
-def _outer(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor, form: Form) -> torch.Tensor:
+def grouped_outer(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor, form: Form) -> torch.Tensor:
     """left_eᵀ · right_e for the rows of each expert: [rows, m] and [rows, n] to [E, m, n]."""
     if form == "grouped":
         return functional.grouped_mm(left.t(), right, offs=offsets)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton kernels of `expert_rows`: every element is read once and written once, without atomics."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 1024
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gather(x, order, out, choices, width, x_stride, out_stride, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    inside = column < width
+    token = tl.load(order + row) // choices
+    values = tl.load(x + token * x_stride + column, mask=inside)
+    tl.store(out + row * out_stride + column, values, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _relu2(h, weights, order, out, width, h_stride, out_stride, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    inside = column < width
+    weight = tl.load(weights + tl.load(order + row)).to(tl.float32)
+    positive = tl.maximum(tl.load(h + row * h_stride + column, mask=inside).to(tl.float32), 0.0)
+    act = positive * positive * weight
+    tl.store(out + row * out_stride + column, act.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _relu2_backward(  # type: ignore[no-untyped-def]
+    h, d_act, weights, order, out, d_weights, width, h_stride, d_stride, out_stride, block: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    weight = tl.load(weights + tl.load(order + row)).to(tl.float32)
+    total = tl.zeros([block], tl.float32)
+    for start in range(0, width, block):
+        column = start + tl.arange(0, block)
+        inside = column < width
+        positive = tl.maximum(
+            tl.load(h + row * h_stride + column, mask=inside, other=0.0).to(tl.float32), 0.0
+        )
+        d = tl.load(d_act + row * d_stride + column, mask=inside, other=0.0).to(tl.float32)
+        total += d * positive * positive
+        d_h = 2.0 * d * positive * weight
+        tl.store(out + row * out_stride + column, d_h.to(out.dtype.element_ty), mask=inside)
+    tl.store(d_weights + row, tl.sum(total, 0).to(d_weights.dtype.element_ty))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _combine(rows, places, out, width, rows_stride, out_stride, choices: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    inside = column < width
+    total = tl.zeros([block], tl.float32)
+    for choice in tl.static_range(choices):
+        place = tl.load(places + token * choices + choice)
+        total += tl.load(rows + place * rows_stride + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + token * out_stride + column, total.to(out.dtype.element_ty), mask=inside)
+
+
+def _grid(rows: int, width: int) -> tuple[int, int]:
+    return rows, triton.cdiv(width, _BLOCK)
+
+
+def gather(x: torch.Tensor, order: torch.Tensor, choices: int, out: torch.Tensor) -> None:
+    """Write the rows of x [tokens, width] that `order` [rows] names to the first columns of out."""
+    width = x.shape[1]
+    x = x if x.stride(1) == 1 else x.contiguous()
+    _gather[_grid(len(order), width)](x, order, out, choices, width, x.stride(0), out.stride(0), block=_BLOCK)
+
+
+def relu2(h: torch.Tensor, weights: torch.Tensor, order: torch.Tensor, out: torch.Tensor) -> None:
+    """Write weight · relu(h)² to the first columns of out; h [rows, width]."""
+    width = h.shape[1]
+    weights = weights.contiguous()
+    _relu2[_grid(len(h), width)](h, weights, order, out, width, h.stride(0), out.stride(0), block=_BLOCK)
+
+
+def relu2_backward(
+    h: torch.Tensor,
+    d: torch.Tensor,
+    weights: torch.Tensor,
+    order: torch.Tensor,
+    out: torch.Tensor,
+    d_weights: torch.Tensor,
+) -> None:
+    """Write the gradients by h to the first columns of out and those by the weights to d_weights [rows]."""
+    width = h.shape[1]
+    weights = weights.contiguous()
+    _relu2_backward[(len(h),)](
+        h,
+        d,
+        weights,
+        order,
+        out,
+        d_weights,
+        width,
+        h.stride(0),
+        d.stride(0),
+        out.stride(0),
+        block=_BLOCK,
+    )
+
+
+def combine(rows: torch.Tensor, places: torch.Tensor, choices: int, out: torch.Tensor) -> torch.Tensor:
+    """Write each token's sum of rows to out [tokens, width]; return out."""
+    tokens, width = out.shape
+    _combine[_grid(tokens, width)](
+        rows, places, out, width, rows.stride(0), out.stride(0), choices=choices, block=_BLOCK
+    )
+    return out
