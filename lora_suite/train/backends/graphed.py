@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lora_suite.train.backends.trained import TrainedBackend
 from lora_suite.train.batch import MicroBatch
 from lora_suite.train.fast.capture import CapturedPass
+from lora_suite.train.fast.experts import FramedExperts
 from lora_suite.train.fast.head_loss import ChunkLoss, chunk_loss
 from lora_suite.train.fast.linears import FramedLinear, refresh
 from lora_suite.train.fast.masters import MasterWeights
@@ -66,9 +67,14 @@ class GraphedBackend(TrainedBackend):
         self._captured: dict[Shape, CapturedPass] = {}
         self._room = Room()
         framed = [module for module in model.modules() if isinstance(module, FramedLinear)]
-        if self.bank is not None and framed:
-            self.bank.listeners.append(partial(refresh, framed))
-            refresh(framed)
+        experts = [module for module in model.modules() if isinstance(module, FramedExperts)]
+        if self.bank is not None:
+            for each in experts:
+                self.bank.listeners.append(each.refresh)
+                each.refresh()
+            if framed:
+                self.bank.listeners.append(partial(refresh, framed))
+                refresh(framed)
 
     @abstractmethod
     def _loss(

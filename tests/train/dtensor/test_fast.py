@@ -218,7 +218,7 @@ def switched(setting):
     awake_loss = backend.evaluate(batch).item()
     with backend.adapters_off():
         off = backend.evaluate(batch).item()
-    framed = [linear for linear in backend.model.linears() if isinstance(linear, FramedLinear)]
+    framed = [each for each in backend.model.modules() if isinstance(each, FramedLinear)]
     framed[0].matrix[0, 0] += 1.0
     return base, awake_loss, off, before, backend.frozen_fingerprint(), backend.trainable_parameters()
 

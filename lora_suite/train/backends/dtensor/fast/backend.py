@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from lora_suite.train.backends.dtensor.fast.decoder import Decoder
+from lora_suite.train.backends.dtensor.fast.hybrid import HybridDecoder
 from lora_suite.train.backends.dtensor.fast.peft import TransformersDecoder
 from lora_suite.train.backends.graphed import GraphedBackend
 from lora_suite.train.batch import MicroBatch
@@ -27,11 +28,11 @@ class FastBackend(GraphedBackend):
     otherwise the same code runs as it is.
     """
 
-    model: Decoder | TransformersDecoder
+    model: Decoder | HybridDecoder | TransformersDecoder
 
     def __init__(
         self,
-        model: Decoder | TransformersDecoder,
+        model: Decoder | HybridDecoder | TransformersDecoder,
         topology: Topology,
         trained: AdapterBank | MasterWeights,
         *,

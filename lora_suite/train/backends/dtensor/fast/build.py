@@ -17,16 +17,21 @@ from lora_suite.train.backends.dtensor.adapters import attach_peft
 from lora_suite.train.backends.dtensor.build import place
 from lora_suite.train.backends.dtensor.fast.backend import FastBackend
 from lora_suite.train.backends.dtensor.fast.decoder import STACKS, Decoder, Rotation
+from lora_suite.train.backends.dtensor.fast.hybrid import STACKS as HYBRID_STACKS
+from lora_suite.train.backends.dtensor.fast.hybrid import HybridDecoder
+from lora_suite.train.backends.dtensor.fast.hybrid_build import build_hybrid, hybrid_refusals
 from lora_suite.train.backends.dtensor.fast.peft import TransformersDecoder
 from lora_suite.train.backends.dtensor.parallel import build_mesh, placement_of
 from lora_suite.train.data.slicing import round_up
 from lora_suite.train.fast.collectives import TensorParallel
+from lora_suite.train.fast.experts import StackedExperts
 from lora_suite.train.fast.linears import FramedLinear, StackedLinear
 from lora_suite.train.fast.masters import MasterWeights, Weights, WholeWeights
 from lora_suite.train.fast.mlp import kernel_ops
 from lora_suite.train.fast.zero import ShardedWeights
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.bank import AdapterBank
+from lora_suite.train.lora.experts import ExpertAdapter
 from lora_suite.train.lora.spec import DTYPES, LoraSpec
 from lora_suite.train.models.causal_lm import build_on_meta, load_config, materialise_buffers, weight_source
 from lora_suite.train.topology import Axis, Topology
@@ -34,7 +39,12 @@ from lora_suite.train.topology import Axis, Topology
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_STACK_OF = {name: stack for stack, names in STACKS.items() for name in names}
+_STACK_OF = {
+    name: (stack, position)
+    for stacks in (STACKS, HYBRID_STACKS)
+    for stack, names in stacks.items()
+    for position, name in enumerate(names)
+}
 
 
 def refusal(recipe: Recipe, blueprint: Blueprint, memory: int) -> str | None:
@@ -47,7 +57,6 @@ def refusal(recipe: Recipe, blueprint: Blueprint, memory: int) -> str | None:
     shape = blueprint.model
     reasons = {
         "the model's shape is not known": blueprint.model is None,
-        "a hybrid model has no compiled layers here": shape is not None and shape.hybrid is not None,
         "data.pad_to_max_length is off, so lengths vary": not (
             recipe.data.pad_to_max_length or recipe.policy.sequence_packing.enabled
         ),
@@ -65,6 +74,8 @@ def refusal(recipe: Recipe, blueprint: Blueprint, memory: int) -> str | None:
             _place(site) is None for site in blueprint.adapters
         ),
     }
+    if shape is not None and shape.hybrid is not None:
+        reasons |= hybrid_refusals(recipe, shape.hybrid)
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
@@ -97,23 +108,29 @@ def build(
             return FramedLinear(inputs, widths, bias, adapters[name], dtype, device)
         return StackedLinear(inputs, widths, bias, dtype, device)
 
-    on_meta = build_on_meta(config, dtype)
-    materialise_buffers(on_meta, device)
-    model = Decoder(
-        shape,
-        config.rms_norm_eps,
-        _rotation(on_meta, recipe, device),
-        make,
-        trained=bank is None,
-        dtype=dtype,
-        device=device,
-        ops=kernel_ops() if gpu else None,
-        tp=tp,
-    )
+    model: Decoder | HybridDecoder
+    if shape.hybrid is not None:
+        model = build_hybrid(
+            shape, config, make, adapters, trained=bank is None, dtype=dtype, device=device, gpu=gpu
+        )
+    else:
+        on_meta = build_on_meta(config, dtype)
+        materialise_buffers(on_meta, device)
+        model = Decoder(
+            shape,
+            config.rms_norm_eps,
+            _rotation(on_meta, recipe, device),
+            make,
+            trained=bank is None,
+            dtype=dtype,
+            device=device,
+            ops=kernel_ops() if gpu else None,
+            tp=tp,
+        )
     if bank is not None:
-        for linear in model.linears():
-            if isinstance(linear, StackedLinear):
-                linear.requires_grad_(False)
+        for module in model.modules():
+            if isinstance(module, StackedLinear | StackedExperts):
+                module.requires_grad_(False)
     weights = None if bank is not None else _trained_weights(model, topology)
     model.load(weight_source(recipe, recipe_path, config, device))
     if bank is not None:
@@ -138,11 +155,11 @@ def _build_peft(
     return FastBackend(TransformersDecoder(model, _rotation(model, recipe, device)), topology, bank, gpu=gpu)
 
 
-def _trained_weights(model: Decoder, topology: Topology) -> Weights:
+def _trained_weights(model: Decoder | HybridDecoder, topology: Topology) -> Weights:
     """Every weight: whole where there is one data parallel rank, else in buckets, one a layer."""
     replicas = list(model.replicas())
     if topology.dp.size == 1:
-        return WholeWeights(list(model.parameters()), replicas)
+        return WholeWeights([each for each in model.parameters() if each.requires_grad], replicas)
     ends = {id(each): each for each in (model.embedding, model.head)}
     layers = [[each for linear in linears for each in linear.parameters()] for linears in model.by_layer()]
     buckets = [replicas, *([each] for each in ends.values()), *layers]
@@ -172,7 +189,7 @@ def _place(site: AdapterSite) -> tuple[str, int] | None:
     parts = site.name.split(".")
     layer, linear = ".".join(parts[:3]), ".".join(parts[3:])
     stack = _STACK_OF.get(linear)
-    return None if stack is None else (f"{layer}.{stack}", STACKS[stack].index(linear))
+    return None if stack is None else (f"{layer}.{stack[0]}", stack[1])
 
 
 def _adapters(sites: Sequence[AdapterSite], spec: LoraSpec, tp: Axis) -> dict[str, dict[int, Adapter]]:
@@ -181,10 +198,13 @@ def _adapters(sites: Sequence[AdapterSite], spec: LoraSpec, tp: Axis) -> dict[st
     for site in sites:
         place = _place(site)
         assert place is not None, site.name
+        size, stack = (site.in_features, site.out_features), made.setdefault(place[0], {})
+        if site.experts is not None:
+            # The form is of the adapter's own product, which the experts here make themselves.
+            stack[place[1]] = ExpertAdapter(site.name, *size, spec, site.experts, "grouped")
+            continue
         placement = placement_of(site.name) if tp.size > 1 else "none"
-        made.setdefault(place[0], {})[place[1]] = Adapter(
-            site.name, site.in_features, site.out_features, spec, placement, tp
-        )
+        stack[place[1]] = Adapter(site.name, *size, spec, placement, tp)
     return made
 
 
