@@ -154,6 +154,10 @@ class MasterWeights:
         self._config = config
         self._steps = 0
         self._scalars = torch.ones(4, dtype=dtype, device=tensors[0].device)
+        # Each of the tensor parallel ranks has its part in the norm of what they hold alike.
+        replicas = set(weights.replicas)
+        counted = [1.0 / topology.tp.size if index in replicas else 1.0 for index in range(len(tensors))]
+        self._counted = torch.tensor(counted, dtype=dtype, device=tensors[0].device)
         self._update: Update = torch.compile(adam_update, dynamic=False) if compiled else adam_update
 
     def begin(self) -> None:
@@ -193,11 +197,9 @@ class MasterWeights:
 
     def clip_gradients(self, max_norm: float | None) -> torch.Tensor:
         """Note the factor that brings the gradients to `max_norm`; return the norm before."""
-        squares = torch.stack(torch._foreach_norm(self._gradients(), dtype=self._scalars.dtype)).square()
-        tp = self._topology.tp
-        if tp.size > 1:
-            squares[list(self._of.replicas)] /= tp.size
-        norm: torch.Tensor = self._of.shards.sum(tp.sum(squares.sum())).sqrt()
+        norms = torch.stack(torch._foreach_norm(self._gradients(), dtype=self._scalars.dtype))
+        square = (norms.square() * self._counted).sum()
+        norm: torch.Tensor = self._of.shards.sum(self._topology.tp.sum(square)).sqrt()
         if max_norm is not None:
             # The same guard as torch.nn.utils.clip_grad_norm_, so that all arms clip alike.
             self._scalars[0] = (max_norm / (norm + 1e-6)).clamp(max=1.0)

@@ -19,6 +19,10 @@ from torch import nn
 
 from lora_suite.train.topology import Axis
 
+# The names that torch 2.13 gives them; the others still work there, with a warning.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
 _ALIGNMENT = 64
 """Elements: where tensors begin in a bucket; matrix units ask for 16 bytes, caches for 128."""
 
@@ -109,7 +113,7 @@ class ShardedWeights:
         flat = bucket.take()
         # One at a time, so that no more than two buckets are held besides the parts.
         self.reduced()
-        work = dist.reduce_scatter_tensor(bucket.gradient, flat, group=self.shards.group, async_op=True)
+        work = _reduce_scatter(bucket.gradient, flat, group=self.shards.group, async_op=True)
         assert work is not None, "this rank is in the group"
         self._sending = work, flat
 
@@ -126,9 +130,7 @@ class ShardedWeights:
     def publish(self, part: slice) -> None:
         """Begin to gather the buckets of updated parts."""
         for bucket in self.buckets[part]:
-            work = dist.all_gather_into_tensor(
-                bucket.flat, bucket.weight, group=self.shards.group, async_op=True
-            )
+            work = _all_gather(bucket.flat, bucket.weight, group=self.shards.group, async_op=True)
             assert work is not None, "this rank is in the group"
             self._gathering.append(work)
 

@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from lora_suite.blueprint.preflight import preflight
 from lora_suite.config.recipe import load_recipe
+from lora_suite.train.backends.base import Backend
 from lora_suite.train.backends.dtensor import build
 from lora_suite.train.backends.dtensor.backend import DTensorBackend
 from lora_suite.train.batch import IGNORED, MicroBatch
@@ -39,17 +40,27 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__, "transformers.models.llama.modeling_llama"])
 
 
-def run_ranks(world: int, folder: Path, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """Call function(*args) on `world` gloo ranks and return what each rank returned."""
+LONGEST = {"gloo": 120, "nccl": 600}
+"""Seconds that ranks may take; on GPUs they compile."""
+
+
+def run_ranks(
+    world: int, folder: Path, function: Callable[..., Any], *args: Any, backend: str = "gloo"
+) -> list[Any]:
+    """Call function(*args) on `world` ranks and return what each rank returned.
+
+    backend: of the collectives; with nccl each rank has the GPU of its number.
+    """
     folder.mkdir()
     ranks = [
-        CONTEXT.Process(target=_rank, args=(rank, world, folder, function, args)) for rank in range(world)
+        CONTEXT.Process(target=_rank, args=(rank, world, folder, backend, function, args))
+        for rank in range(world)
     ]
     try:
         for process in ranks:
             process.start()
         for process in ranks:
-            process.join(120)
+            process.join(LONGEST[backend])
     finally:
         for process in ranks:
             process.kill()
@@ -58,14 +69,18 @@ def run_ranks(world: int, folder: Path, function: Callable[..., Any], *args: Any
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
 
-def _rank(rank: int, world: int, folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _rank(
+    rank: int, world: int, folder: Path, backend: str, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{folder}/rendezvous",
         rank=rank,
         world_size=world,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=LONGEST[backend] / 2),
     )
     try:
         torch.save(function(*args), folder / f"{rank}.pt")
@@ -142,7 +157,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 
-def wake_adapters(backend: DTensorBackend) -> None:
+def wake_adapters(backend: Backend) -> None:
     """Give B values, so that A gets gradients and the adapters change what the model computes."""
     assert backend.bank is not None
     for slot in backend.bank.slots:
@@ -208,7 +223,7 @@ def gathered(part: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     return torch.cat(parts, dim)
 
 
-def factors_of(backend: DTensorBackend, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+def factors_of(backend: Backend, flat: torch.Tensor) -> dict[str, torch.Tensor]:
     """Whole factors from one of the bank's flat buffers, gathered over the ranks that hold parts."""
     assert backend.bank is not None
     factors = {}

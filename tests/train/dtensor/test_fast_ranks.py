@@ -8,78 +8,11 @@ import json
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from lora_suite.blueprint.preflight import preflight
-from lora_suite.train.backends.dtensor import fast
-from lora_suite.train.backends.dtensor.fast.decoder import split_dim
-from tests.train.dtensor.ranks import (
-    LORA,
-    RECIPES,
-    TINY,
-    Setting,
-    factors_of,
-    rows,
-    run_ranks,
-    share,
-    supervised,
-    wake_adapters,
-)
+from tests.train.dtensor.fast_ranks import MAX_NORM, TP, build, different, train, train_each
+from tests.train.dtensor.ranks import LORA, TINY, Setting, run_ranks
 
-STEPS = 3
-MAX_NORM = 0.1
-CPU = torch.device("cpu")
-TP = "policy.dtensor_cfg.tensor_parallel_size=2"
-
-
-def build(setting):
-    path = RECIPES / "sft.yaml"
-    return fast.build(setting.recipe, path, preflight(setting.recipe, path), CPU, gpu=False)
-
-
-def whole_weights(backend):
-    """Every weight, gathered over tensor parallel ranks."""
-    tp, weights = backend.topology.tp, {}
-    for name, part in backend.model.named_tensors():
-        dim = split_dim(name)
-        if dim is None or tp.size == 1:
-            weights[name] = part.clone()
-            continue
-        parts = [torch.empty_like(part) for _ in range(tp.size)]
-        dist.all_gather(parts, part.contiguous(), group=tp.group)
-        weights[name] = torch.cat(parts, dim)
-    return weights
-
-
-def train(setting, micro, steps=STEPS, backend=None, first=0):
-    """Losses and norms of some steps, the last one's adapter gradients, and the weights after it."""
-    if backend is None:
-        backend = build(setting)
-        if backend.bank is not None:
-            wake_adapters(backend)
-            backend.bank.publish()
-    dp, seen, gradients = backend.topology.dp, [], {}
-    for step in range(first, first + steps):
-        batch = rows(seed=step)
-        mine = share(batch, dp.index, dp.size, micro)
-        loss = dp.sum(backend.forward_backward(mine, supervised(batch)).clone())
-        backend.sync_gradients()
-        if backend.bank is not None:
-            gradients = factors_of(backend, backend.bank.master_gradient)
-        norm = backend.clip_gradients(MAX_NORM)
-        backend.optimizer_step(1e-2)
-        seen += [loss.item(), norm.item(), dp.sum(backend.evaluate(mine).clone()).item()]
-    values = factors_of(backend, backend.bank.master) if backend.bank is not None else whole_weights(backend)
-    return {
-        "seen": seen,
-        "gradients": gradients,
-        "values": values,
-        "trainable": backend.trainable_parameters(),
-    }
-
-
-def train_each(settings, micro):
-    return [train(setting, micro) for setting in settings]
+ARMS = [(LORA,), ()]
 
 
 def near(ours, expected):
@@ -92,17 +25,11 @@ def near(ours, expected):
         )
 
 
-def same_bits(ours, expected):
-    assert ours.keys() == expected.keys()
-    assert [name for name in ours if not torch.equal(ours[name], expected[name])] == []
-
-
 def check(tmp_path, world, overrides, micro, model=TINY):
     """LoRA and full SFT on several ranks and on one."""
-    arms = [(LORA,), ()]
-    alone = [Setting(arm, model, "float64") for arm in arms]
+    alone = [Setting(arm, model, "float64") for arm in ARMS]
     (expected,) = run_ranks(1, tmp_path / "one", train_each, alone, 4)
-    settings = [Setting((*arm, *overrides), model, "float64", world) for arm in arms]
+    settings = [Setting((*arm, *overrides), model, "float64", world) for arm in ARMS]
     ranks = run_ranks(world, tmp_path / "ranks", train_each, settings, micro)
     for results in ranks:
         for ours, first, one in zip(results, ranks[0], expected, strict=True):
@@ -111,7 +38,7 @@ def check(tmp_path, world, overrides, micro, model=TINY):
             assert ours["trainable"] == one["trainable"]
             near(ours["gradients"], one["gradients"])
             near(ours["values"], one["values"])
-            same_bits(ours["values"], first["values"])
+            assert different(ours["values"], first["values"]) == []
 
 
 def model_file(folder, **keys):
@@ -143,15 +70,10 @@ def resume_each(settings):
     """For each setting the last of three steps: straight on, and by another backend from the state before."""
     results = []
     for setting in settings:
-        straight = build(setting)
-        if straight.bank is not None:
-            wake_adapters(straight)
-            straight.bank.publish()
-        train(setting, 2, 2, straight)
-        state = copy.deepcopy(straight.state_dict())
-        resumed = build(setting)
-        resumed.load_state_dict(state)
-        results.append([train(setting, 2, 1, each, first=2) for each in (straight, resumed)])
+        straight, resumed = build(setting), build(setting)
+        train(straight, 2, steps=2)
+        resumed.load_state_dict(copy.deepcopy(straight.state_dict()))
+        results.append([train(each, 2, steps=1, first=2) for each in (straight, resumed)])
     return results
 
 
@@ -159,11 +81,11 @@ def resume_each(settings):
 @pytest.mark.parametrize("layout", [(TP,), ()], ids=["tp2", "dp2"])
 def test_a_resumed_training_goes_on_bit_by_bit(tmp_path, layout):
     settings = [
-        Setting((*lora, *layout), precision=precision, world=2)
-        for lora in ((LORA,), ())
+        Setting((*arm, *layout), precision=precision, world=2)
+        for arm in ARMS
         for precision in ("bfloat16", "float32")
     ]
     for results in run_ranks(2, tmp_path / "ranks", resume_each, settings):
         for straight, resumed in results:
             assert straight["seen"] == resumed["seen"]
-            same_bits(straight["values"], resumed["values"])
+            assert different(straight["values"], resumed["values"]) == []

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains some steps on the fast path of several ranks, on any device, and gathers what tells them apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lora_suite.blueprint.preflight import preflight
+from lora_suite.train.backends.dtensor import fast
+from lora_suite.train.backends.dtensor.fast.backend import FastBackend
+from lora_suite.train.backends.dtensor.fast.decoder import Decoder, split_dim
+from lora_suite.train.batch import MicroBatch
+from tests.train.dtensor.ranks import RECIPES, Setting, factors_of, rows, share, supervised, wake_adapters
+
+STEPS = 3
+MAX_NORM = 0.1  # far below the first gradient's norm, so that clipping matters
+TP = "policy.dtensor_cfg.tensor_parallel_size=2"
+CPU = torch.device("cpu")
+
+
+def build(setting: Setting, device: torch.device = CPU) -> FastBackend:
+    """The fast backend on this rank, with adapters that change what the model computes."""
+    path = RECIPES / "sft.yaml"
+    blueprint = preflight(setting.recipe, path)
+    backend = fast.build(setting.recipe, path, blueprint, device, gpu=device.type == "cuda")
+    assert isinstance(backend, FastBackend)
+    if backend.bank is not None:
+        wake_adapters(backend)
+        backend.bank.publish()
+    return backend
+
+
+def train(backend: FastBackend, micro: int, steps: int = STEPS, first: int = 0) -> dict[str, Any]:
+    """Losses and norms of some steps, the last one's gradients of adapters, and what is trained after it."""
+    dp, seen, gradients = backend.topology.dp, [], {}
+    for step in range(first, first + steps):
+        batch = rows(seed=step)
+        mine = [_on(each, backend.topology.device) for each in share(batch, dp.index, dp.size, micro)]
+        loss = dp.sum(backend.forward_backward(mine, supervised(batch)).clone())
+        backend.sync_gradients()
+        if backend.bank is not None:
+            gradients = factors_of(backend, backend.bank.master_gradient)
+        norm = backend.clip_gradients(MAX_NORM)
+        backend.optimizer_step(1e-2)
+        seen += [loss.item(), norm.item(), dp.sum(backend.evaluate(mine).clone()).item()]
+    bank = backend.bank
+    values = factors_of(backend, bank.master) if bank is not None else whole_weights(backend)
+    return {
+        "seen": seen,
+        "gradients": {name: value.cpu() for name, value in gradients.items()},
+        "values": {name: value.cpu() for name, value in values.items()},
+        "trainable": backend.trainable_parameters(),
+    }
+
+
+def train_each(
+    settings: list[Setting], micro: int, kind: str = "cpu", steps: int = STEPS
+) -> list[dict[str, Any]]:
+    """Build and train each setting on this rank, on its own device of that kind."""
+    device = CPU if kind == "cpu" else torch.device(kind, dist.get_rank())
+    return [train(build(setting, device), micro, steps) for setting in settings]
+
+
+def whole_weights(backend: FastBackend) -> dict[str, torch.Tensor]:
+    """Every weight, gathered over tensor parallel ranks."""
+    assert isinstance(backend.model, Decoder)
+    tp, weights = backend.topology.tp, {}
+    for name, part in backend.model.named_tensors():
+        dim = split_dim(name)
+        if dim is None or tp.size == 1:
+            weights[name] = part.clone()
+            continue
+        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(tp.size)]
+        dist.all_gather(parts, part.contiguous(), group=tp.group)
+        weights[name] = torch.cat(parts, dim)
+    return weights
+
+
+def different(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> list[str]:
+    """Names of the tensors that are not equal bit for bit."""
+    assert ours.keys() == theirs.keys()
+    return [name for name in ours if not torch.equal(ours[name], theirs[name])]
+
+
+def _on(batch: MicroBatch, device: torch.device) -> MicroBatch:
+    return MicroBatch(batch.input_ids.to(device), batch.labels.to(device))
