@@ -13,7 +13,16 @@ from lora_suite.train.backends.dtensor import fast
 from lora_suite.train.backends.dtensor.fast.backend import FastBackend
 from lora_suite.train.backends.dtensor.fast.decoder import Decoder, split_dim
 from lora_suite.train.batch import MicroBatch
-from tests.train.dtensor.ranks import RECIPES, Setting, factors_of, rows, share, supervised, wake_adapters
+from tests.train.dtensor.ranks import (
+    RECIPES,
+    Setting,
+    factors_of,
+    gathered,
+    rows,
+    share,
+    supervised,
+    wake_adapters,
+)
 
 STEPS = 3
 MAX_NORM = 0.1  # far below the first gradient's norm, so that clipping matters
@@ -70,12 +79,8 @@ def whole_weights(backend: FastBackend) -> dict[str, torch.Tensor]:
     tp, weights = backend.topology.tp, {}
     for name, part in backend.model.named_tensors():
         dim = split_dim(name)
-        if dim is None or tp.size == 1:
-            weights[name] = part.clone()
-            continue
-        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(tp.size)]
-        dist.all_gather(parts, part.contiguous(), group=tp.group)
-        weights[name] = torch.cat(parts, dim)
+        whole = dim is None or tp.size == 1
+        weights[name] = part.clone() if whole else gathered(part.contiguous(), tp, dim or 0)
     return weights
 
 
