@@ -108,7 +108,7 @@ def _mixer(shape: ModelShape, hybrid: HybridShape, layer: int, prefix: str) -> I
         yield Linear(f"{prefix}.down_proj", shape.intermediate, hidden, layer, "down", bias)
     elif mixer == "mamba":
         inner = hybrid.mamba_heads * hybrid.mamba_head_dim
-        projected = inner + _conv_channels(hybrid) + hybrid.mamba_heads
+        projected = inner + conv_channels(hybrid) + hybrid.mamba_heads
         yield Linear(f"{prefix}.in_proj", hidden, projected, layer, "mamba_in", hybrid.mamba_bias)
         yield Linear(f"{prefix}.out_proj", inner, hidden, layer, "mamba_out", hybrid.mamba_bias)
     else:
@@ -121,13 +121,13 @@ def _mixer(shape: ModelShape, hybrid: HybridShape, layer: int, prefix: str) -> I
         yield Linear(f"{prefix}.shared_experts.down_proj", shared, hidden, layer, "shared", bias)
 
 
-def _conv_channels(hybrid: HybridShape) -> int:
+def conv_channels(hybrid: HybridShape) -> int:
     """Channels that pass the convolution of a Mamba mixer: the inner ones, and B and C of each group."""
     return hybrid.mamba_heads * hybrid.mamba_head_dim + 2 * hybrid.mamba_groups * hybrid.state_size
 
 
 def _mamba_extras(hybrid: HybridShape) -> int:
     """Parameters of a Mamba mixer beside its two linears: convolution, gated norm, and dt, A, D a head."""
-    channels = _conv_channels(hybrid)
+    channels = conv_channels(hybrid)
     convolution = channels * hybrid.conv_kernel + (channels if hybrid.conv_bias else 0)
     return convolution + hybrid.mamba_heads * hybrid.mamba_head_dim + 3 * hybrid.mamba_heads

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
+from lora_suite.blueprint import preflight
+from lora_suite.blueprint.sharding import plan_memory
 from lora_suite.campaign.jobs.units import Unit, job_lines, refuse_too_large, units_of
 from lora_suite.campaign.reference import against
 from lora_suite.campaign.request import Request
@@ -18,6 +20,9 @@ from lora_suite.judge.verdict import EXIT_CODES
 from lora_suite.launch.site import Site, load_site
 from lora_suite.plan.comparability import compare_cases
 from lora_suite.plan.model import AnyCase, Case, DeclaredCheck, ExternalCase, Pair, Plan, UnreadableCase
+
+# Bytes a rank below which nobody asks whether a training fits.
+_WORTH_TELLING = 2**30
 
 
 def preview(request: Request, console: Console | None = None) -> int:
@@ -77,6 +82,8 @@ def _case_lines(case: AnyCase, runs: int) -> Iterator[str]:
     yield f"  {case.stem}: {runs} runs of {case.steps} steps, {cost}"
     if case.overrides:
         yield f"    overrides: {' '.join(case.overrides)}"
+    if isinstance(case, Case):
+        yield from _memory_lines(case)
     for check in case.checks:
         yield f"    {check.expression}{_conditions(check)}"
     if isinstance(case, ExternalCase):
@@ -84,6 +91,13 @@ def _case_lines(case: AnyCase, runs: int) -> Iterator[str]:
     if case.lora:
         measured = ", ".join(REQUIRED_INVARIANTS) if isinstance(case, Case) else "not measured"
         yield f"    LoRA invariants: {measured}"
+
+
+def _memory_lines(case: Case) -> Iterator[str]:
+    """What the memory model expects of the plain path, of a model that is not small."""
+    plan = plan_memory(case.recipe, preflight(case.recipe, case.recipe_path), memory=None, fast=False)
+    if plan.estimate is not None and plan.estimate.total >= _WORTH_TELLING:
+        yield f"    {plan} on the plain path"
 
 
 def _conditions(check: DeclaredCheck) -> str:

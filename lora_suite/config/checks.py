@@ -200,12 +200,7 @@ def _sizes(recipe: Recipe) -> Iterator[Problem]:
             f"groups of {recipe.model_parallel_size} (tensor × pipeline × context parallel size)",
         )
     elif recipe.policy.backend == "dtensor":
-        replicas = recipe.policy.dtensor_cfg.dp_replicate_size
-        if recipe.data_parallel_size % replicas:
-            yield (
-                "policy.dtensor_cfg.dp_replicate_size",
-                f"is {replicas}, which does not divide the {recipe.data_parallel_size} data parallel ranks",
-            )
+        yield from _sharding(recipe)
         parts = recipe.policy.dtensor_cfg.expert_parallel_size
         if recipe.data_parallel_size % parts:
             yield (
@@ -227,6 +222,32 @@ def _sizes(recipe: Recipe) -> Iterator[Problem]:
             "splits over the tensor parallel ranks, of which there is one; "
             "set policy.megatron_cfg.tensor_model_parallel_size=2 or more, or false",
         )
+
+
+def _sharding(recipe: Recipe) -> Iterator[Problem]:
+    """The number of replicas divides the ranks and is what `sharding` means."""
+    dtensor, ranks = recipe.policy.dtensor_cfg, recipe.data_parallel_size
+    replicas, sharding = dtensor.dp_replicate_size, dtensor.sharding
+    if replicas is None:
+        if sharding == "hsdp" and not any(ranks % size == 0 for size in range(2, ranks)):
+            yield (
+                "policy.dtensor_cfg.sharding",
+                f"is hsdp, but {ranks} data parallel ranks are not several groups of several; set auto, "
+                f"replicate or fsdp",
+            )
+    elif ranks % replicas:
+        yield (
+            "policy.dtensor_cfg.dp_replicate_size",
+            f"is {replicas}, which does not divide the {ranks} data parallel ranks",
+        )
+    else:
+        meant = {"auto": True, "replicate": replicas == ranks, "fsdp": replicas == 1}
+        if not meant.get(sharding, 1 < replicas < ranks):
+            yield (
+                "policy.dtensor_cfg.dp_replicate_size",
+                f"is {replicas} of {ranks} data parallel ranks, but policy.dtensor_cfg.sharding is "
+                f"{sharding}; leave one of them out (dp_replicate_size=null, or sharding=auto)",
+            )
 
 
 def _optimizer(recipe: Recipe) -> Iterator[Problem]:

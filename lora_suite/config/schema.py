@@ -137,7 +137,8 @@ class DTensor(Block):
     sequence_parallel: bool
     activation_checkpointing: bool
     fast_path: Literal["auto", "off"]
-    dp_replicate_size: Positive
+    sharding: Literal["auto", "replicate", "hsdp", "fsdp"]
+    dp_replicate_size: Positive | None
     tensor_parallel_size: Positive
     context_parallel_size: Positive
     expert_parallel_size: Positive

@@ -131,6 +131,7 @@ def _figures(evidence: Evidence) -> dict[str, Any]:
         "health": health_flags(evidence.record),
         "environment": recipe_hash(strict)[:_HASH_DIGITS] if strict else "",
         "link": evidence.record.link,
+        "floor_bound": evidence.record.floor.bound_by if evidence.record.floor is not None else "",
         "code": str(environment.soft.get("code") or "") if environment is not None else "",
     }
 
@@ -138,8 +139,8 @@ def _figures(evidence: Evidence) -> dict[str, Any]:
 def summary(evidence: Evidence) -> dict[str, float]:
     """The figures of a run that tables show: final loss, peak memory, median step time and its floor.
 
-    The floor is the time that the model's arithmetic alone takes on this GPU. It is known to our trainer, and
-    holds as well for an arm beside it that does the same work.
+    The floor is what no implementation can beat on this GPU. It is known to our trainer, and holds as well
+    for an arm beside it that does the same work in the same layout.
     """
     figures: dict[str, float] = {}
     loss = evidence.metrics.get(LOSS)

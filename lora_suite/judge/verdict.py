@@ -67,7 +67,9 @@ class RunVerdict(Model):
     such a run is flagged, never dropped. environment: hash of its strict environment facts. code: commit of
     the trainer, `+` at its end where the tree had changes. link: where a tracker shows the run, a URL, or the
     folder of its offline files relative to `directory`; empty without a tracker. owner: who answers for the
-    case, empty where nobody is named. notes: what else to know, as a time limit that is near.
+    case, empty where nobody is named. floor_bound: the term that the floor is bound by, `arithmetic`,
+    `memory`, `communication` or `update`, empty where no floor is known. notes: what else to know, as a
+    time limit that is near.
     """
 
     case: str
@@ -92,6 +94,7 @@ class RunVerdict(Model):
     code: str = ""
     link: str = ""
     owner: str = ""
+    floor_bound: str = ""
     notes: list[str] = Field(default_factory=list)
 
 

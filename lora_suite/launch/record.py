@@ -58,6 +58,35 @@ class FastPath(BaseModel):
     required: bool
 
 
+class Memory(BaseModel):
+    """How weights are held over ranks, and what the memory model expects a rank to need.
+
+    sharding: `replicate`, `hsdp` or `fsdp`; replicas, shards: how often weights are held, and over how many
+    ranks each time. expected_gib: by what it is for, and their `total` at once; empty where the model's shape
+    is not known. device_gib: of the GPU, None without one.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    sharding: str
+    replicas: int
+    shards: int
+    expected_gib: dict[str, float]
+    device_gib: float | None
+
+
+class FloorTerms(BaseModel):
+    """Seconds of the last step's floor by term, and the largest term, as docs/performance.md has them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    arithmetic: float
+    memory: float
+    communication: float
+    update: float
+    bound_by: str
+
+
 class Environment(BaseModel):
     """What must be equal for two runs to be comparable (`strict`), and what is merely noted (`soft`)."""
 
@@ -75,6 +104,7 @@ class RunRecord(BaseModel):
     nonfinite: per metric, the steps whose value was not finite (null in metrics.json).
     peak_rank: per memory metric, the rank that held the maximum. link: of the run at Weights & Biases, or the
     folder of its offline files, relative to the run directory; empty without either.
+    memory: of our trainer. floor: where the GPU's peaks are known.
     metrics_sha256: of metrics.json as the run left it, so that no run's file is taken for another's; None
     until it ended.
     """
@@ -98,6 +128,8 @@ class RunRecord(BaseModel):
     link: str = ""
     lora: dict[str, Any] | None = None
     fast_path: FastPath | None = None
+    memory: Memory | None = None
+    floor: FloorTerms | None = None
     invariants: list[Invariant] = Field(default_factory=list)
     environment: Environment | None = None
     health: dict[str, Any] = Field(default_factory=dict)

@@ -27,6 +27,7 @@ VALID_TOKENS = "train/global_valid_toks"
 VALIDATION_LOSS = "validation/loss"
 TOTAL_STEP_TIME = "timing/train/total_step_time"
 STEP_TIME = "timing/train/step_time"
+FLOOR_TIME = "performance/floor_seconds"
 FLOOR_RATIO = "performance/floor_ratio"
 INVARIANTS_TIME = "timing/train/invariants"
 PHASES = ("data", "forward_backward", "grad_sync", "optimizer", "validation", "checkpointing")
@@ -47,6 +48,7 @@ CATALOG: tuple[MetricName, ...] = (
     MetricName("performance/tokens_per_sec_per_gpu", "1/s", "tokens that are not padding"),
     MetricName("performance/supervised_tokens_per_sec_per_gpu", "1/s", "tokens that carry loss"),
     MetricName("performance/model_tflops_per_gpu", "TFLOP/s", "LoRA-aware arithmetic over step time"),
+    MetricName(FLOOR_TIME, "s", "what no implementation of the step can beat on this GPU"),
     MetricName(FLOOR_RATIO, "", "step time over the analytical floor of the GPU model"),
     MetricName("ray/node.N.gpu.M.mem_gb", "GiB", "device memory in use, sampled; keyed by seconds"),
     MetricName("memory/peak_allocated_gib", "GiB", "peak allocated, maximum over ranks; on CPU the peak RSS"),

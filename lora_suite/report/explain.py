@@ -93,7 +93,11 @@ def _head(explanation: Explanation) -> list[Text]:
 def _side(name: str, side: Compared) -> str:
     first, *others = side.directories
     more = f" and {len(others)} more" if others else ""
-    return f"{name + ':':6} {side.name}, {first}{more}"
+    floor = ""
+    if side.over_floor is not None:
+        bound = f", bound by {side.floor_bound}" if side.floor_bound else ""
+        floor = f"; {side.over_floor:.3g} × its floor{bound}"
+    return f"{name + ':':6} {side.name}, {first}{more}{floor}"
 
 
 def _word(explanation: Explanation) -> str:

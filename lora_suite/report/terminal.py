@@ -20,7 +20,7 @@ from lora_suite.judge.verdict import PairCheckVerdict, PairVerdict, RunVerdict, 
 from lora_suite.report.evidence import Evidence, measured_runs, runs_by_case
 from lora_suite.report.glyphs import encodable, in_ascii, interval_bar, sparkline
 from lora_suite.report.problems import Problem, health_flags, notes_of, problems, run_notes, short_name
-from lora_suite.report.words import count, detects, duration, interval, outcome, shortened
+from lora_suite.report.words import count, detects, duration, interval, outcome, over_floor, shortened
 
 # Lines that a verdict may take on a terminal, and those that problems get however long the tables are.
 _LINES = 20
@@ -30,6 +30,8 @@ _UNLIMITED = 10_000
 _INDENT = "     "
 # " %" while lines are broken: a character of one cell that no text has, and that is no space.
 _TIED = "\ue000%"
+# Enough of a floor's term to tell which it is: arith, memor, commu, updat.
+_TERM_LETTERS = 5
 # Problems that a terminal shows with what is beside them.
 _EXPLAINED = 3
 
@@ -101,7 +103,8 @@ def _add_row(table: Table, state: State, name: str, *figures: str) -> None:
 
 def _case_table(runs: Sequence[RunVerdict]) -> Table:
     floored = any("floor_time" in run.summary for run in runs)
-    table = _table("case", "runs", "checks", "loss", "s/step", *(["floor"] if floored else []), "GiB")
+    columns = ["floor", "× floor"] if floored else []
+    table = _table("case", "runs", "checks", "loss", "s/step", *columns, "GiB")
     for case, own in runs_by_case(runs).items():
         checks = [check for run in own for check in run.checks]
         passed = sum(check.state == "PASS" for check in checks)
@@ -113,10 +116,24 @@ def _case_table(runs: Sequence[RunVerdict]) -> Table:
             f"{passed}/{len(checks)}" if checks else "-",
             _figure(own, "final_loss", statistics.median, "{:.4f}"),
             _figure(own, "median_step_time", statistics.median, "{:.3g}"),
-            *([_figure(own, "floor_time", statistics.median, "{:.3g}")] if floored else []),
+            *(_floor_cells(own) if floored else []),
             _figure(own, "peak_memory_gib", max, "{:.2f}"),
         )
     return table
+
+
+def _floor_cells(runs: Sequence[RunVerdict]) -> tuple[str, str]:
+    """The floor in seconds, and the step as its multiple, with the first letters of the term that binds."""
+    measured = measured_runs(runs)
+    term = next((run.floor_bound for run in measured if run.floor_bound), "")
+    seconds, floor = (
+        statistics.median(values) if values else None
+        for values in (
+            [run.summary[name] for run in measured if name in run.summary]
+            for name in ("median_step_time", "floor_time")
+        )
+    )
+    return (f"{floor:.3g}" if floor else "-"), over_floor(seconds, floor, term[:_TERM_LETTERS])
 
 
 def _figure(runs: Sequence[RunVerdict], name: str, combine: Callable[[list[float]], float], form: str) -> str:

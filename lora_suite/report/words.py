@@ -60,6 +60,13 @@ def detects(smallest: float | None) -> str:
     return f"≥ {100 * smallest:.1f} %" if smallest < _MUCH else f"> {100 * _MUCH:.0f} %"
 
 
+def over_floor(seconds: float | None, floor: float | None, term: str) -> str:
+    """A step as a multiple of its floor, and the floor's term: `2.2 arithmetic`; `-` without a floor."""
+    if not seconds or not floor:
+        return "-"
+    return f"{seconds / floor:.3g} {term}".strip()
+
+
 def shortened(value: str) -> str:
     """A value in a table's width; what is no number stays as it is."""
     try:

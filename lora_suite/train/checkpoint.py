@@ -50,10 +50,9 @@ class Meta:
 
 def layout_of(recipe: Recipe, topology: Topology) -> dict[str, Any]:
     """The parallel layout that a rank's file belongs to."""
-    dtensor = recipe.policy.dtensor_cfg
     return {
         "backend": recipe.policy.backend,
-        "dp_replicas": dtensor.dp_replicate_size if dtensor.enabled else 1,
+        "dp_replicas": topology.dp_replicas,
         "world_size": topology.world_size,
         "dp": topology.dp.size,
         "tp": topology.tp.size,

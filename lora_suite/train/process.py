@@ -37,6 +37,11 @@ def local_device() -> torch.device:
     return device
 
 
+def device_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU's memory; None of a CPU, whose memory is not the training's alone."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
     """The default process group of the ranks that torchrun started; left behind if the body fails.

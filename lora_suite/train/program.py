@@ -14,15 +14,17 @@ from typing import Any
 import torch
 
 from lora_suite.blueprint import Blueprint, preflight
+from lora_suite.blueprint.floor import StepFloor
+from lora_suite.blueprint.hardware import find_gpu
+from lora_suite.blueprint.sharding import MemoryPlan, plan_memory
 from lora_suite.config import ConfigError, recipe_hash
 from lora_suite.config.schema import Recipe
-from lora_suite.launch.record import FastPath, RunRecord
+from lora_suite.launch.record import FastPath, Memory, RunRecord
 from lora_suite.train.backends.base import NO_GPU, Backend
 from lora_suite.train.checkpoint import Checkpoints, lora_of
 from lora_suite.train.collect import gather
 from lora_suite.train.data.load import TrainingData, load_data
 from lora_suite.train.environment import fingerprint, health
-from lora_suite.train.gpu_peaks import peak_tflops
 from lora_suite.train.job import Job
 from lora_suite.train.loop import Trainer, last_step, resume
 from lora_suite.train.lora.invariants import InvariantChecks
@@ -30,7 +32,7 @@ from lora_suite.train.lora.start import start_from_adapter
 from lora_suite.train.metrics import MetricsWriter
 from lora_suite.train.monitor import MemoryMonitor
 from lora_suite.train.nvml import Gpus
-from lora_suite.train.process import local_device, process_group, seed_ranks
+from lora_suite.train.process import device_memory, local_device, process_group, seed_ranks
 from lora_suite.train.profiling import profile_steps
 from lora_suite.train.reporter import Reporter, Speed, open_sinks
 from lora_suite.train.watch import GpuWatch
@@ -56,6 +58,7 @@ class Parts:
     """What a training is made of, on every rank."""
 
     blueprint: Blueprint
+    plan: MemoryPlan
     data: TrainingData
     backend: Backend
     checkpoints: Checkpoints
@@ -107,6 +110,8 @@ class Program:
         data = load_data(recipe, job.recipe_path)
         backend = self._build(recipe, job.recipe_path, blueprint, device)
         topology = backend.topology
+        fast = backend.slow_path_reason is None
+        plan = plan_memory(recipe, blueprint, device_memory(device), fast)
         if backend.bank is not None:
             start_from_adapter(backend.bank, recipe, job.recipe_path, blueprint.adapters)
         seed_ranks(recipe.sft.seed, topology)
@@ -130,7 +135,7 @@ class Program:
                 dropout=recipe.policy.lora.dropout,
                 saved_adapters=state.get("adapters"),
             )
-        return Parts(blueprint, data, backend, checkpoints, checks, done)
+        return Parts(blueprint, plan, data, backend, checkpoints, checks, done)
 
     def _train(self, job: Job, parts: Parts, end: int) -> None:
         topology = parts.backend.topology
@@ -222,17 +227,33 @@ def _open_reporter(job: Job, parts: Parts, gpus: Gpus, monitor: MemoryMonitor | 
     if record.lora is not None:
         print(_adapters_line(record.lora))
     _warn_of_slow_path(record.fast_path)
+    print(f"memory: {parts.plan}")
+    if parts.plan.too_large:
+        print("warning: that is more than the GPU has room for", file=sys.stderr)
     record.environment = fingerprint(recipe, gpus)
     record.health["before"] = health(gpus)
     interval = recipe.logger.gpu_monitoring.flush_interval
     writer = MetricsWriter(open_sinks(recipe, record, job.files, keep_until=parts.done or None))
-    return Reporter(record, job.files, writer, _speed(recipe, parts.blueprint), end, monitor, interval)
+    return Reporter(record, job.files, writer, _speed(recipe, parts), end, monitor, interval)
 
 
 def _fast_path(recipe: Recipe, backend: Backend) -> FastPath:
     """What the record says of the fast path; what a shape made of it is only known after the training."""
     reason = backend.slow_path_reason
     return FastPath(taken=reason is None, reason=reason or "", required=recipe.policy.require_fast_path)
+
+
+def _memory(plan: MemoryPlan) -> Memory:
+    """What the record says of memory."""
+    estimate = plan.estimate
+    expected = {**estimate.gib, "total": estimate.total / 2**30} if estimate is not None else {}
+    return Memory(
+        sharding=plan.sharding,
+        replicas=plan.layout.replicas,
+        shards=plan.layout.shards,
+        expected_gib=expected,
+        device_gib=plan.memory / 2**30 if plan.memory is not None else None,
+    )
 
 
 def _warn_of_slow_path(path: FastPath | None) -> None:
@@ -262,6 +283,7 @@ def _open_record(job: Job, parts: Parts) -> RunRecord:
         steps_done=parts.done,
         data=parts.data.counts,
         fast_path=_fast_path(job.recipe, parts.backend),
+        memory=_memory(parts.plan),
     )
     lora = lora_of(job.recipe)
     if lora is not None and parts.checks is not None and parts.backend.bank is not None:
@@ -279,14 +301,15 @@ def _open_record(job: Job, parts: Parts) -> RunRecord:
     return record
 
 
-def _speed(recipe: Recipe, blueprint: Blueprint) -> Speed:
+def _speed(recipe: Recipe, parts: Parts) -> Speed:
+    blueprint = parts.blueprint
     if blueprint.model is None:
         return Speed(recipe.world_size, None, None)
-    peak = None
+    gpu = None
     if torch.cuda.is_available():
-        peak = peak_tflops(torch.cuda.get_device_name(), recipe.policy.precision)
+        gpu = find_gpu(torch.cuda.get_device_name(), recipe.policy.precision)
     return Speed(
         world_size=recipe.world_size,
         flops_per_slot=blueprint.flops_per_token("full" if blueprint.rank is None else "lora"),
-        floor_per_slot=blueprint.floor_seconds(1.0, peak) if peak is not None else None,
+        floor=StepFloor(recipe, blueprint, parts.plan.layout, gpu).of if gpu is not None else None,
     )

@@ -6,14 +6,17 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lora_suite.blueprint.floor import Floor
 from lora_suite.config.schema import Recipe
 from lora_suite.launch.progress import Progress
-from lora_suite.launch.record import Invariant, RunDir, RunRecord, file_sha256
+from lora_suite.launch.record import FloorTerms, Invariant, RunDir, RunRecord, file_sha256
 from lora_suite.plan.metric_names import (
+    FLOOR_RATIO,
+    FLOOR_TIME,
     GRAD_NORM,
     LOSS,
     LR,
@@ -76,12 +79,12 @@ class Speed:
     """What turns seconds into performance metrics.
 
     world_size: GPUs (processes on a CPU machine). flops_per_slot: arithmetic of one token slot, None where
-    the model's shape is not known. floor_per_slot: seconds a slot at the GPU's peak, None without a figure.
+    the model's shape is not known. floor: of a step with so many slots, None without the GPU's peaks.
     """
 
     world_size: int
     flops_per_slot: float | None
-    floor_per_slot: float | None
+    floor: Callable[[int], Floor] | None
 
     def metrics(self, work: Work, seconds: float) -> dict[str, float]:
         """Throughput, arithmetic and floor ratio of a step that took `seconds`."""
@@ -93,9 +96,9 @@ class Speed:
         }
         if self.flops_per_slot is not None:
             values["performance/model_tflops_per_gpu"] = self.flops_per_slot * work.slots / gpu_seconds / 1e12
-        if self.floor_per_slot is not None:
-            floor = self.floor_per_slot * work.slots / self.world_size
-            values["performance/floor_ratio"] = seconds / floor
+        if self.floor is not None:
+            floor = self.floor(work.slots).seconds
+            values |= {FLOOR_TIME: floor, FLOOR_RATIO: seconds / floor}
         return values
 
 
@@ -162,6 +165,9 @@ class Reporter:
         self._writer.log(report.step, self._metrics(report))
         self.record.steps_done = report.step
         self.record.batches[str(report.step)] = report.batch
+        if self._speed.floor is not None:
+            floor = self._speed.floor(report.work.slots)
+            self.record.floor = FloorTerms(**asdict(floor), bound_by=floor.bound_by)
         for name, peak in report.peaks.items():
             known = self._peaks.get(name)
             if known is None or peak.gib > known.gib:

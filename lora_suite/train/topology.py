@@ -29,7 +29,8 @@ class Topology:
     """Rank, device and axes. Ranks of equal `dp.index` see the same rows and hold one copy of the model.
 
     dp: data parallel; tp: tensor parallel; pp: pipeline stages. ep: the part of dp over which routed experts
-    are split; edp: the part of dp whose ranks hold the same experts (None: all of it).
+    are split; edp: the part of dp whose ranks hold the same experts (None: all of it). dp_replicas: how often
+    weights are held over dp where they are sharded in groups of ranks.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class Topology:
     pp: Axis
     ep: Axis = Axis(0, 1)
     edp: Axis | None = None
+    dp_replicas: int = 1
 
     @property
     def same_experts(self) -> Axis:

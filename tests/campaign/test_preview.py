@@ -49,6 +49,17 @@ def test_the_cost_is_exact(shown):
     assert lines[-1] == "at most 24 minutes and 0.8 GPU-hours of 1 allowed, in 8 runs"
 
 
+def test_the_memory_of_a_large_model_is_told(shown):
+    stem = "sft-llama3.1-8b-1n8g-fsdp2tp1-lora"
+    large = make_case(stem)
+    _, lines = shown(
+        make_plan(make_pair(arms={"full": FULL, "lora": stem}), cases={FULL: make_case(), stem: large})
+    )
+    (line,) = [line for line in lines if "memory model" in line]
+    assert line.startswith("    weights sharded over 8 ranks (fsdp); the memory model expects ")
+    assert line.endswith(") a rank on the plain path")
+
+
 def test_what_will_be_judged_is_named(shown):
     checks = (
         DeclaredCheck(LOSS_FALLS, line=6),

@@ -8,6 +8,7 @@ import pytest
 from tests.config.helpers import MEGATRON, SFT, TINY_LORA, child, load, refusal
 
 DTENSOR_LORA = "policy.dtensor_cfg.lora_cfg"
+SHARDING = "policy.dtensor_cfg.sharding"
 MEGATRON_LORA = "policy.megatron_cfg.lora_cfg"
 
 
@@ -83,6 +84,28 @@ MEGATRON_LORA = "policy.megatron_cfg.lora_cfg"
             ["cluster.gpus_per_node=4", "policy.dtensor_cfg.dp_replicate_size=3"],
             "is 3, which does not divide the 4 data parallel ranks",
         ),
+        (
+            ["cluster.gpus_per_node=2", f"{SHARDING}=hsdp"],
+            "sharding: is hsdp, but 2 data parallel ranks are not several groups of several",
+        ),
+        *(
+            (
+                [
+                    "cluster.gpus_per_node=4",
+                    f"{SHARDING}={name}",
+                    f"policy.dtensor_cfg.dp_replicate_size={size}",
+                ],
+                f"dp_replicate_size: is {size} of 4 data parallel ranks, but {SHARDING} is {name}",
+            )
+            for name, size in (
+                ("replicate", 2),
+                ("replicate", 1),
+                ("fsdp", 4),
+                ("fsdp", 2),
+                ("hsdp", 1),
+                ("hsdp", 4),
+            )
+        ),
     ],
 )
 def test_contradictions_are_refused(overrides, message):
@@ -142,6 +165,8 @@ def test_the_refusal_names_the_line_of_the_yaml(tmp_path):
     "overrides",
     [
         ["policy.dtensor_cfg._v2=false"],  # without LoRA
+        [f"{SHARDING}=replicate", "policy.dtensor_cfg.dp_replicate_size=1"],  # of one rank the same
+        ["cluster.gpus_per_node=4", f"{SHARDING}=hsdp", "policy.dtensor_cfg.dp_replicate_size=2"],
         ["+policy.dtensor_cfg.automodel_kwargs.force_hf=true"],
         [*MEGATRON, f"{DTENSOR_LORA}.enabled=true", f"{MEGATRON_LORA}.enabled=true"],
         [*MEGATRON, f"{DTENSOR_LORA}.use_triton=true"],  # the block is not read

@@ -505,6 +505,13 @@ def test_sampled_memory_is_the_peak_where_the_allocator_says_nothing(tmp_path):
     assert judged(tmp_path, _memory).summary["peak_memory_gib"] == 52.07
 
 
+def test_the_term_that_binds_the_floor_is_the_records(tmp_path):
+    terms = {"arithmetic": 0.1, "memory": 0.2, "communication": 0.0, "update": 0.0, "bound_by": "memory"}
+    damage = lambda metrics, record: record.update(floor=terms)  # noqa: E731
+    assert judged(tmp_path / "one", damage).floor_bound == "memory"
+    assert judged(tmp_path / "other").floor_bound == ""
+
+
 def test_not_finite_figures_are_left_out_of_the_summary(tmp_path):
     """verdict.json holds finite numbers alone."""
     damage: Callable[..., None] = put("train/loss", 10, None)

@@ -48,6 +48,14 @@ def printed(explanation: Explanation, width: int, terminal: bool = True) -> list
     return stream.getvalue().splitlines()
 
 
+def test_a_side_is_shown_as_a_multiple_of_its_floor() -> None:
+    explanation = slowed()
+    explanation.left.over_floor, explanation.left.floor_bound = 2.18, "memory"
+    left, right = (line for line in printed(explanation, 200) if line.startswith(("left:", "right:")))
+    assert left.endswith("before/1; 2.18 × its floor, bound by memory")
+    assert right.endswith("tonight/1")
+
+
 def test_the_headline_names_the_phase_and_its_share() -> None:
     assert headline(slowed()) == "optimizer +0.03130 s, 100 % of the slowdown"
     assert headline(slowed(0.0610, data=0.0007)) == "optimizer +0.03100 s, 101 % of the slowdown"

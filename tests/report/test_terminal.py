@@ -57,9 +57,17 @@ def test_the_floor_stands_beside_step_times_where_a_run_knows_it():
     assert "floor" not in lines(verdict)[1].split()
     verdict.runs[0].summary = {**verdict.runs[0].summary, "floor_time": 0.02}
     header, first, *_ = lines(verdict, 160)[1:]
-    assert header.split()[-3:] == ["s/step", "floor", "GiB"]
-    assert first.split()[-3:] == ["0.103", "0.02", "0.50"]
-    assert row(verdict, f"{CASES[1]} ")[-2] == "-"
+    assert header.split()[-5:] == ["s/step", "floor", "×", "floor", "GiB"]
+    assert first.split()[-4:] == ["0.103", "0.02", "5.17", "0.50"]
+    assert row(verdict, f"{CASES[1]} ")[-3:-1] == ["-", "-"]
+
+
+@pytest.mark.parametrize("term", ["arithmetic", "memory", "communication", "update"])
+def test_the_term_that_binds_the_floor_is_named(term):
+    verdict = suite()
+    verdict.runs[0].summary = {**verdict.runs[0].summary, "floor_time": 0.02}
+    verdict.runs[0].floor_bound = term
+    assert lines(verdict, 160)[2].split()[-3:] == ["5.17", term[:5], "0.50"]
 
 
 def test_a_case_that_measured_nothing_has_no_figures():

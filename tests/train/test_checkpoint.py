@@ -133,11 +133,9 @@ def test_another_layout_names_both(tmp_path: Path) -> None:
 
 def test_another_number_of_replicas_names_both(tmp_path: Path) -> None:
     # On the same ranks: HSDP's shards are of other sizes than FSDP's.
-    two = Topology(0, 2, torch.device("cpu"), Axis(0, 2), ONE, ONE)
+    recipe = small_recipe("cluster.gpus_per_node=2")
     replicated, sharded = (
-        layout_of(
-            small_recipe("cluster.gpus_per_node=2", f"policy.dtensor_cfg.dp_replicate_size={size}"), two
-        )
+        layout_of(recipe, Topology(0, 2, torch.device("cpu"), Axis(0, 2), ONE, ONE, dp_replicas=size))
         for size in (2, 1)
     )
     saves = checkpoints(tmp_path)

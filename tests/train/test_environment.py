@@ -10,7 +10,6 @@ import torch
 
 from lora_suite.train import environment
 from lora_suite.train.environment import cpu_model, fingerprint, health, peak_resident_gib
-from lora_suite.train.gpu_peaks import peak_tflops
 from lora_suite.train.nvml import Gpus
 from tests.train.conftest import small_recipe
 
@@ -40,15 +39,6 @@ def test_peak_memory_is_in_gib() -> None:
         (line,) = [line for line in status if line.startswith("VmHWM")]
     kib = int(line.split()[1])
     assert abs(peak_resident_gib() - kib / 2**20) < 0.05
-
-
-def test_peaks_of_known_gpus_in_bfloat16_alone() -> None:
-    assert peak_tflops("NVIDIA H200", "bfloat16") == 989.4
-    assert peak_tflops("NVIDIA H100 PCIe", "bfloat16") == 756.0
-    assert peak_tflops("NVIDIA H100 80GB HBM3", "bfloat16") == 989.4
-    assert peak_tflops("NVIDIA A100-SXM4-80GB", "bfloat16") == 312.0
-    assert peak_tflops("NVIDIA H200", "float32") is None
-    assert peak_tflops("AMD EPYC", "bfloat16") is None
 
 
 def test_the_trainers_commit_is_noted_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

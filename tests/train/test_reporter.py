@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from lora_suite.blueprint.floor import Floor
 from lora_suite.launch.progress import Progress
-from lora_suite.launch.record import RunDir, RunRecord
+from lora_suite.launch.record import FloorTerms, RunDir, RunRecord
 from lora_suite.plan.metric_names import known
 from lora_suite.train.console import describe
 from lora_suite.train.metrics import MetricsWriter
@@ -75,12 +76,24 @@ def test_throughput_counts_slots_tokens_and_supervised_tokens_apart(tmp_path: Pa
 
 
 def test_arithmetic_and_floor_are_per_gpu() -> None:
-    # 16 slots of 3e12 operations on 4 GPUs in 2 s are 6 TFLOP/s each; at 24 TFLOP/s they would take 0.5 s.
-    speed = Speed(world_size=4, flops_per_slot=3e12, floor_per_slot=3e12 / 24e12)
+    # 16 slots of 3e12 operations on 4 GPUs in 2 s are 6 TFLOP/s each.
+    speed = Speed(world_size=4, flops_per_slot=3e12, floor=lambda slots: Floor(slots / 32, 0.1, 0.2, 0.5))
     metrics = speed.metrics(WORK, 2.0)
     assert metrics["performance/model_tflops_per_gpu"] == pytest.approx(6.0)
-    assert metrics["performance/floor_ratio"] == pytest.approx(4.0)
+    assert metrics["performance/floor_seconds"] == pytest.approx(1.0)
+    assert metrics["performance/floor_ratio"] == pytest.approx(2.0)
     assert metrics["performance/tokens_per_sec_per_gpu"] == pytest.approx(1.25)
+
+
+def test_the_record_has_the_terms_of_the_floor(tmp_path: Path) -> None:
+    taker = reporter(tmp_path, Speed(1, None, lambda slots: Floor(slots / 64, 0.75, 0.25, 0.5)))
+    taker.step(report(1))
+    taker.close()
+    record = RunRecord.read(tmp_path / "run.json")
+    assert record.floor == FloorTerms(
+        arithmetic=0.25, memory=0.75, communication=0.25, update=0.5, bound_by="memory"
+    )
+    assert values(tmp_path)["performance/floor_ratio"] == pytest.approx(2.0 / 1.25)
 
 
 def test_the_record_names_the_rank_of_each_peak_and_the_bad_steps(tmp_path: Path) -> None:

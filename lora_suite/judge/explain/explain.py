@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import statistics
+
 from lora_suite.judge.explain.kernels import Timings, compare_profiles
 from lora_suite.judge.explain.model import Compared, Explanation, Side
 from lora_suite.judge.explain.phases import decompose
 from lora_suite.judge.explain.unlike import unlike
+from lora_suite.plan.metric_names import FLOOR_RATIO
 
 
 def explain(left: Side, right: Side) -> Explanation:
@@ -43,4 +46,13 @@ def explain(left: Side, right: Side) -> Explanation:
 
 def _compared(side: Side, steps: list[list[int]]) -> Compared:
     directories = [str(directory) for directory in side.directories]
-    return Compared(name=side.name, directories=directories, steps=sum(map(len, steps)))
+    floors = [each.metrics[FLOOR_RATIO] for each in side.runs if FLOOR_RATIO in each.metrics]
+    ratios = [value for of_run in floors for value in of_run.finite_part().values]
+    floor = side.runs[0].record.floor
+    return Compared(
+        name=side.name,
+        directories=directories,
+        steps=sum(map(len, steps)),
+        over_floor=statistics.median(ratios) if ratios else None,
+        floor_bound=floor.bound_by if floor is not None else "",
+    )

@@ -69,11 +69,17 @@ class Unlike(Model):
 
 
 class Compared(Model):
-    """One side, as a report names it."""
+    """One side, as a report names it.
+
+    over_floor: its step as a multiple of the floor, None where that is not known; floor_bound: the floor's
+    largest term.
+    """
 
     name: str
     directories: list[str]
     steps: int
+    over_floor: float | None = None
+    floor_bound: str = ""
 
 
 class Explanation(Model):

@@ -21,7 +21,7 @@ from lora_suite.report.evidence import measured_runs
 from lora_suite.report.page.charts import Chart, Curve, line_chart
 from lora_suite.report.page.series import curves_of, memory_metric, x_label
 from lora_suite.report.problems import case_anchor, check_anchor, run_anchor
-from lora_suite.report.words import unit
+from lora_suite.report.words import over_floor, unit
 
 _STYLES = ("r0", "r1", "r2", "r3")
 
@@ -88,6 +88,13 @@ class CaseView:
         if not values:
             return None
         return max(values) if name == "peak_memory_gib" else statistics.median(values)
+
+    @property
+    def over_floor(self) -> str:
+        """The step as a multiple of its floor, and the term that binds the floor."""
+        runs = measured_runs([run.verdict for run in self.runs])
+        term = next((run.floor_bound for run in runs if run.floor_bound), "")
+        return over_floor(self.figure("median_step_time"), self.figure("floor_time"), term)
 
 
 def case_view(verdict: SuiteVerdict, case: str) -> CaseView:

@@ -7,6 +7,7 @@ import pytest
 
 from lora_suite.judge.explain import explain
 from lora_suite.judge.explain.kernels import compare_profiles
+from lora_suite.launch.record import FloorTerms
 from lora_suite.launch.traces import Kind, Profile, Timed
 from tests.judge.explain.sides import run, side
 
@@ -110,6 +111,16 @@ def test_a_side_that_was_not_profiled_is_named() -> None:
     assert "no kernels: lora was not profiled (--profile)" in explain(one, other).notes
     assert "no kernels: lora was not profiled (--profile)" in explain(other, one).notes
     assert not any("profiled" in note for note in explain(other, other).notes)
+
+
+def test_a_side_says_how_far_its_step_is_from_the_floor() -> None:
+    near = run({"data": 1.0}, more={"performance/floor_ratio": lambda step: 9.0 if step == 1 else 2.5})
+    near.record.floor = FloorTerms(
+        arithmetic=0.1, memory=0.4, communication=0.0, update=0.0, bound_by="memory"
+    )
+    found = explain(side("a", near), side("b", run({"data": 1.0})))
+    assert (found.left.over_floor, found.left.floor_bound) == (2.5, "memory")
+    assert (found.right.over_floor, found.right.floor_bound) == (None, "")
 
 
 def test_records_without_an_environment_say_nothing_of_it() -> None:

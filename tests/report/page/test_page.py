@@ -66,6 +66,7 @@ def test_what_the_page_shows(page):
         "paired t with a prior of 12 degrees of freedom",
         "scripts/sft-llama3.1-8b-1n8g-fsdp2-lora.sh:6",
         "Left out: 3 of the first steps.",
+        "× floor, bound by",
     ):
         assert words in page.text, words
 

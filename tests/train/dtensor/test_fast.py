@@ -14,6 +14,8 @@ from io import StringIO
 import pytest
 import torch
 
+from lora_suite.blueprint.layout import rank_layout
+from lora_suite.blueprint.memory import estimate_memory
 from lora_suite.blueprint.preflight import preflight
 from lora_suite.train.backends.dtensor import fast
 from lora_suite.train.backends.dtensor.build import build as build_plain
@@ -49,12 +51,31 @@ def refusal(setting, memory=MEMORY):
     return fast.refusal(setting.recipe, preflight(setting.recipe, RECIPES / "sft.yaml"), memory)
 
 
-def test_weights_that_take_more_than_half_of_the_memory_are_left_to_shards():
-    setting = Setting((LORA, PADDED))
-    # 123,200 parameters of the tiny Llama in float32.
-    size = 4 * preflight(setting.recipe, RECIPES / "sft.yaml").total_params
-    assert refusal(setting, 2 * size) is None
-    assert "memory" in str(refusal(setting, 2 * size - 2))
+@pytest.mark.parametrize(
+    ("overrides", "precision", "world"),
+    [
+        ((LORA, PADDED), "float32", 1),
+        ((PADDED,), "float32", 1),
+        ((PADDED,), "bfloat16", 1),
+        ((PADDED,), "bfloat16", 2),
+    ],
+)
+def test_a_training_that_does_not_fit_with_whole_weights_is_left_to_shards(overrides, precision, world):
+    setting = Setting(overrides, precision=precision, world=world)
+    blueprint = preflight(setting.recipe, RECIPES / "sft.yaml")
+    needed = estimate_memory(setting.recipe, blueprint, rank_layout(setting.recipe, world), fast=True).total
+    assert refusal(setting, int(needed / 0.9) + 2) is None
+    assert "by the memory model" in str(refusal(setting, int(needed / 0.9) - 2))
+
+
+def test_weights_that_are_to_be_sharded_are():
+    for key in ("sharding=fsdp", "dp_replicate_size=1"):
+        said = refusal(Setting((LORA, PADDED, f"policy.dtensor_cfg.{key}"), world=2))
+        assert said is not None
+        assert said.startswith(f"policy.dtensor_cfg.{key.replace('=', ' is ')}")
+        assert refusal(Setting((LORA, PADDED, f"policy.dtensor_cfg.{key}"))) is None
+    for key in ("sharding=replicate", "dp_replicate_size=2"):
+        assert refusal(Setting((LORA, PADDED, f"policy.dtensor_cfg.{key}"), world=2)) is None
 
 
 def wake(backend):
@@ -280,24 +301,6 @@ def test_a_bias_that_every_rank_would_add_is_named(tmp_path):
     split = "policy.dtensor_cfg.tensor_parallel_size=2"
     assert "o_proj or down_proj has a bias" in str(refusal(Setting((LORA, PADDED, split), path, world=2)))
     assert refusal(Setting((LORA, PADDED), path)) is None
-
-
-@pytest.mark.parametrize(
-    ("precision", "world", "size"),
-    [
-        # Weights, gradients and two moments in float32.
-        ("float32", 1, 4 + 4 + 8),
-        # Weights, gradients, 16 bits that weights lack of masters, two moments in float32.
-        ("bfloat16", 1, 2 + 2 + 2 + 8),
-        # All but weights split, and gradients summed in float32.
-        ("bfloat16", 2, 2 + (4 + 2 + 8) / 2),
-    ],
-)
-def test_full_training_that_needs_four_fifths_of_the_memory_is_left_to_shards(precision, world, size):
-    setting = Setting((PADDED,), precision=precision, world=world)
-    needed = size * preflight(setting.recipe, RECIPES / "sft.yaml").total_params
-    assert refusal(setting, int(needed / 0.8) + 1) is None
-    assert "memory" in str(refusal(setting, int(needed / 0.8) - 1))
 
 
 def test_head_loss_is_the_cross_entropy_of_every_supervised_token(monkeypatch):

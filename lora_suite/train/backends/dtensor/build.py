@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from lora_suite.blueprint.facts import Blueprint
+from lora_suite.blueprint.sharding import plan_memory
 from lora_suite.config.schema import Recipe
 from lora_suite.train.backends.base import Backend
 from lora_suite.train.backends.dtensor.adapters import Attach, attach_adapters, attach_peft, plain_name
@@ -42,6 +43,7 @@ from lora_suite.train.models.causal_lm import (
     weight_source,
 )
 from lora_suite.train.models.initialise import Weight
+from lora_suite.train.process import device_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,10 +62,11 @@ def build(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch
     compute_dtype = DTYPES[policy.precision]
     masters = policy.precision == "bfloat16" and not lora.enabled
     parallel = policy.dtensor_cfg
+    plan = plan_memory(recipe, blueprint, device_memory(device), fast=False)
     layout = build_layout(
         device,
         parallel.tensor_parallel_size,
-        parallel.dp_replicate_size,
+        plan.layout.replicas,
         parallel.expert_parallel_size,
     )
     topology = layout.topology

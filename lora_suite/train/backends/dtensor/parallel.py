@@ -76,6 +76,7 @@ def build_layout(device: torch.device, tp_size: int, replicas: int, ep_size: int
     else:
         sizes = (replicas, topology.dp.size // replicas, tp_size)
         mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard", "tp"))
+        topology = replace(topology, dp_replicas=replicas)
         shards, fsdp_mesh = _axis(mesh, "shard"), mesh["replicate", "shard"]
         layout = Layout(topology, shards, fsdp_mesh, mesh["tp"], shards, fsdp_mesh)
     if ep_size == 1:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lora_suite.blueprint.facts import Blueprint
+from lora_suite.blueprint.sharding import named_sharding, plan_memory
 from lora_suite.blueprint.targets import AdapterSite
 from lora_suite.config.schema import Recipe
 from lora_suite.train.backends.base import Backend
@@ -50,17 +51,21 @@ _STACK_OF = {
 def refusal(recipe: Recipe, blueprint: Blueprint, memory: int) -> str | None:
     """Why this training cannot take the fast path; None where it can. Names the key.
 
-    memory: bytes of the device. With LoRA the weights, which data parallel ranks hold whole, may take a half
-    of it; in full SFT weights, gradients and optimizer 0.8: activations go as gradients come.
+    memory: bytes of the device, which the memory model must find enough for weights that are held whole.
     """
+    if blueprint.model is None:
+        return "the model's shape is not known"
+    named = named_sharding(recipe)
+    if named is not None:
+        return f"{named}, and the fast path holds weights whole"
+    plan = plan_memory(recipe, blueprint, memory, fast=True)
     dtensor, lora = recipe.policy.dtensor_cfg, recipe.policy.dtensor_cfg.lora_cfg
-    shape = blueprint.model
+    hybrid = blueprint.model.hybrid
     reasons = {
-        "the model's shape is not known": blueprint.model is None,
         "data.pad_to_max_length is off, so lengths vary": not (
             recipe.data.pad_to_max_length or recipe.policy.sequence_packing.enabled
         ),
-        "what every rank holds takes too much of the GPU's memory": _held(recipe, blueprint) > memory,
+        f"{plan.estimate} by the memory model are too much of the GPU's": plan.too_large,
         "activation_checkpointing is on": dtensor.activation_checkpointing,
         "lora_cfg.dropout is not 0": lora.enabled and lora.dropout > 0.0,
         "tensor_parallel_size is above 1, and o_proj or down_proj has a bias": (
@@ -74,8 +79,8 @@ def refusal(recipe: Recipe, blueprint: Blueprint, memory: int) -> str | None:
             _place(site) is None for site in blueprint.adapters
         ),
     }
-    if shape is not None and shape.hybrid is not None:
-        reasons |= hybrid_refusals(recipe, shape.hybrid)
+    if hybrid is not None:
+        reasons |= hybrid_refusals(recipe, hybrid)
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
@@ -164,20 +169,6 @@ def _trained_weights(model: Decoder | HybridDecoder, topology: Topology) -> Weig
     layers = [[each for linear in linears for each in linear.parameters()] for linears in model.by_layer()]
     buckets = [replicas, *([each] for each in ends.values()), *layers]
     return ShardedWeights(buckets, [0], topology.dp)
-
-
-def _held(recipe: Recipe, blueprint: Blueprint) -> float:
-    """Memory (bytes) that a rank's weights, and in full SFT all that it trains with, ask for."""
-    policy = recipe.policy
-    parameters = blueprint.total_params / policy.dtensor_cfg.tensor_parallel_size
-    size = DTYPES[policy.precision].itemsize
-    if policy.lora.enabled:
-        return 2 * parameters * size
-    wide = max(size, 4)
-    # Masters (beside bfloat16 weights, what these lack of them) and two moments; gradients whole on one rank.
-    optimizer, ranks = wide - size + 2 * wide, recipe.data_parallel_size
-    gradient = size if ranks == 1 else wide / ranks
-    return parameters * (size + gradient + optimizer / ranks) / 0.8
 
 
 def _row_bias(blueprint: Blueprint) -> bool:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes that a training keeps of its activations from the forward pass to the backward pass.
+
+Counted is what autograd saves of each operation, once where operations share it. h: hidden channels; q, k:
+channels of queries and of keys; I: those of the MLP; w: bytes of an element, W: of one in float32 or wider.
+
+    what                  transformers' modules                       the fast path, compiled
+    a norm                its input in float32, h·W (and its output   its input, h·w
+                          before the weight, where that trains)
+    linears of one input  the input, h·w, where a weight or an adapter of theirs trains
+    attention             queries, keys, values, output, (2 q + 2 k)·w, and logsumexp, 4 bytes a head; the
+                          output is o's input; with adapters the fast path keeps a copy beside t, q·w
+    gated MLP             gate, silu(gate), up, and their product     gate and up, and the product: 3 I·w
+                          (down's input), 4 I·w
+    other linears         input and output of each: experts as often as a token meets them
+    Mamba                 besides its linears what the convolution gives, and the gated norm's input in
+                          float32; what the scan keeps is left out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lora_suite.blueprint.linears import Linear, conv_channels
+from lora_suite.blueprint.shape import ModelShape
+
+_APART = ("mamba_in", "mamba_out", "experts", "shared")
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """How activations are kept.
+
+    width: bytes of an element. lean: the fast path, compiled. full: every weight trains. needs_input: whether
+    a linear's input is kept for a gradient of its own. tensor: ranks that split heads and MLP channels;
+    sequence: whether they also split what lies between.
+    """
+
+    width: int
+    lean: bool
+    full: bool
+    needs_input: Callable[[Linear], bool]
+    tensor: int = 1
+    sequence: bool = False
+
+    @property
+    def wide(self) -> int:
+        """Bytes of an element where the computation is in float32 at least."""
+        return max(self.width, 4)
+
+
+def kept_by_layer(shape: ModelShape, linears: Sequence[Linear], keeping: Keeping) -> list[float]:
+    """Bytes a token that each layer keeps."""
+    by_layer: list[list[Linear]] = [[] for _ in range(shape.layers)]
+    for linear in linears:
+        if linear.layer is not None:
+            by_layer[linear.layer].append(linear)
+    return [_of_layer(shape, members, keeping) for members in by_layer]
+
+
+def _of_layer(shape: ModelShape, linears: Sequence[Linear], keeping: Keeping) -> float:
+    kinds = {linear.kind: linear for linear in linears}
+    whole = _norms(shape, keeping)
+    split = 0.0
+    if "q" in kinds:
+        whole += _shared_input(linears, ("q", "k", "v"), shape.hidden, keeping)
+        split += _attention(shape, keeping, keeping.needs_input(kinds["o"]))
+    if "gate" in kinds:
+        whole += _shared_input(linears, ("gate", "up"), shape.hidden, keeping)
+        split += _gated(shape.intermediate, keeping, keeping.needs_input(kinds["down"]))
+    elif "up" in kinds:
+        split += sum(_both_ends(kinds[kind], keeping) for kind in ("up", "down") if kind in kinds)
+    apart = sum(_both_ends(linear, keeping) for linear in linears if linear.kind in _APART)
+    if "mamba_in" in kinds and shape.hybrid is not None:
+        inner = shape.hybrid.mamba_heads * shape.hybrid.mamba_head_dim
+        apart += conv_channels(shape.hybrid) * keeping.width + inner * keeping.wide
+    return whole / (keeping.tensor if keeping.sequence else 1) + split / keeping.tensor + apart
+
+
+def _norms(shape: ModelShape, keeping: Keeping) -> float:
+    each = keeping.width if keeping.lean else keeping.wide
+    if keeping.full and not keeping.lean:
+        each += keeping.width
+    return float((1 if shape.hybrid else 2) * shape.hidden * each)
+
+
+def _shared_input(linears: Sequence[Linear], kinds: tuple[str, ...], size: int, keeping: Keeping) -> float:
+    kept = any(linear.kind in kinds and keeping.needs_input(linear) for linear in linears)
+    return float(size * keeping.width) if kept else 0.0
+
+
+def _attention(shape: ModelShape, keeping: Keeping, copies_output: bool) -> float:
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    kept = (2 * queries + 2 * keys) * keeping.width + 4.0 * shape.heads
+    if keeping.lean and copies_output and not keeping.full:
+        kept += queries * keeping.width
+    if shape.qk_norm and not keeping.lean:
+        kept += (queries + keys) * keeping.wide
+    return kept
+
+
+def _gated(channels: int, keeping: Keeping, keeps_product: bool) -> float:
+    tensors = (2 if keeping.lean else 3) + (1 if keeps_product else 0)
+    return float(tensors * channels * keeping.width)
+
+
+def _both_ends(linear: Linear, keeping: Keeping) -> float:
+    return float(linear.active * (linear.in_features + linear.out_features) * keeping.width)
