@@ -324,7 +324,9 @@ def _data(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _faults(recipe: Recipe) -> Iterator[Problem]:
-    """A rank that is to be killed exists, or the planted fault would never show."""
-    fault = recipe.debug.faults.kill_rank_at
-    if fault is not None and int(fault.partition(":")[0]) >= recipe.world_size:
-        yield "debug.faults.kill_rank_at", f"is {fault}, but ranks end at {recipe.world_size - 1}"
+    """A rank that is to fail exists, or the planted fault would never show."""
+    faults = recipe.debug.faults
+    for key in ("kill_rank_at", "out_of_memory_at"):
+        fault: str | None = getattr(faults, key)
+        if fault is not None and int(fault.partition(":")[0]) >= recipe.world_size:
+            yield f"debug.faults.{key}", f"is {fault}, but ranks end at {recipe.world_size - 1}"

@@ -290,7 +290,8 @@ class Faults(Block):
     """Faults planted on purpose, to see a verdict turn red. All off by default.
 
     freeze_b: adapters' B gets no update. slow_step: the step takes this many times as long. slow_phase: one
-    phase takes longer. kill_rank_at: that rank kills itself at the given step ("rank:step"). stop_at:
+    phase takes longer. kill_rank_at: that rank kills itself at the given step ("rank:step").
+    out_of_memory_at: that rank's memory runs out at that step. stop_at:
     training ends after that step as if it were done.
     """
 
@@ -298,6 +299,7 @@ class Faults(Block):
     slow_step: Annotated[float, Field(ge=1)]
     slow_phase: SlowPhase
     kill_rank_at: Annotated[str, Field(pattern=r"^\d+:\d+$")] | None
+    out_of_memory_at: Annotated[str, Field(pattern=r"^\d+:\d+$")] | None
     stop_at: Positive | None
 
 

@@ -20,7 +20,9 @@ from lora_suite.launch.record import Ended, RunDir, RunRecord
 LAST_LINES = 20
 _TAIL_BYTES = 65536
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|Cannot allocate memory|MemoryError")
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|out of memory|Cannot allocate memory|can't allocate memory|MemoryError"
+)
 # torchrun's summary of failed ranks, one block a rank (torch/distributed/elastic/multiprocessing/errors).
 _RANK_EXIT = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*: (-?\d+)")
 _ELASTIC = re.compile(r"^[IWEF]\d{4} .*torch/distributed/(elastic|run)")

@@ -34,6 +34,7 @@ NO_FAULTS = {
     "slow_step": 1.0,
     "slow_phase": dict.fromkeys(SlowPhase.model_fields, 0.0),
     "kill_rank_at": None,
+    "out_of_memory_at": None,
     "stop_at": None,
 }
 BACKENDS = ("policy.dtensor_cfg", "policy.megatron_cfg")

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from lora_suite.config import ConfigError
 from lora_suite.launch.failure import Failure
+from lora_suite.train.out_of_memory import ran_out_of_memory
 from lora_suite.train.program import Program
 
 CRASHED, CONFIGURATION = 1, 2
@@ -23,8 +24,9 @@ def main(run_dir: Path) -> NoReturn:
     """Train, and leave with the exit status.
 
     0: trained. 1: crashed. 2: the recipe or its data are wrong. 4: a resumed training was already at its end.
-    143: told to stop. A failure leaves failure.RANK.json. The process ends at once, without Python's
-    tear-down: a failed rank would wait there for peers that wait for it.
+    143: told to stop. A failure leaves failure.RANK.json, and where memory ran out it says what was held and
+    what to change. The process ends at once, without Python's tear-down: a failed rank would wait there for
+    peers that wait for it.
     """
     signal.signal(signal.SIGTERM, _leave_orderly)
     program = Program(run_dir)
@@ -38,7 +40,8 @@ def main(run_dir: Path) -> NoReturn:
         status = _failed(program, str(error), CONFIGURATION)
     except Exception as error:
         traceback.print_exc()
-        status = _failed(program, _one_line(error), CRASHED)
+        said = program.explain_memory() if ran_out_of_memory(error) else ""
+        status = _failed(program, "; ".join(filter(None, (_one_line(error), said))), CRASHED)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

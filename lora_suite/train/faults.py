@@ -25,6 +25,12 @@ def kill_if_due(faults: Faults, rank: int, step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def run_out_of_memory_if_due(faults: Faults, rank: int, step: int) -> None:
+    """Raise what torch raises when a GPU's memory runs out, at the rank and the step that were named."""
+    if faults.out_of_memory_at == f"{rank}:{step}":
+        raise torch.OutOfMemoryError("CUDA out of memory (planted by debug.faults.out_of_memory_at)")
+
+
 def drag(faults: Faults, seconds: float, topology: Topology) -> None:
     """Wait so long that a step whose work took `seconds` takes `slow_step` times as long.
 

@@ -23,7 +23,7 @@ from lora_suite.train.data.batches import GlobalBatch
 from lora_suite.train.data.load import TrainingData
 from lora_suite.train.data.slicing import Slicing
 from lora_suite.train.environment import peak_resident_gib
-from lora_suite.train.faults import SlowPhases, drag, freezing, kill_if_due
+from lora_suite.train.faults import SlowPhases, drag, freezing, kill_if_due, run_out_of_memory_if_due
 from lora_suite.train.lora.invariants import InvariantChecks
 from lora_suite.train.process import random_state, restore_random_state
 from lora_suite.train.reporter import Peak, Reporter, StepReport, Work
@@ -126,6 +126,7 @@ class Trainer:
     def _train_step(self, step: int) -> None:
         recipe, timer, batch = self._recipe, self._timer, self._data.steps[step - 1]
         kill_if_due(recipe.debug.faults, self._topology.rank, step)
+        run_out_of_memory_if_due(recipe.debug.faults, self._topology.rank, step)
         lr = self._learning_rate(step)
         timer.start()
         scalars = self._update(step, batch, lr)

@@ -32,6 +32,7 @@ from lora_suite.train.lora.start import start_from_adapter
 from lora_suite.train.metrics import MetricsWriter
 from lora_suite.train.monitor import MemoryMonitor
 from lora_suite.train.nvml import Gpus
+from lora_suite.train.out_of_memory import explain_memory
 from lora_suite.train.process import device_memory, local_device, process_group, seed_ranks
 from lora_suite.train.profiling import profile_steps
 from lora_suite.train.reporter import Reporter, Speed, open_sinks
@@ -84,6 +85,13 @@ class Program:
         self.run_dir = run_dir
         self._build = build
         self._trainer: Trainer | None = None
+        # What an explanation of memory needs, as far as it is known.
+        self._facts: tuple[Recipe, Blueprint, torch.device] | None = None
+        self._fast = False
+
+    def explain_memory(self) -> str:
+        """What to say where memory ran out; empty where it did so before the recipe was read."""
+        return explain_memory(*self._facts, self._fast) if self._facts is not None else ""
 
     @property
     def step(self) -> int:
@@ -107,11 +115,12 @@ class Program:
     def _assemble(self, job: Job, device: torch.device) -> Parts:
         recipe = job.recipe
         blueprint = preflight(recipe, job.recipe_path)
+        self._facts = recipe, blueprint, device
         data = load_data(recipe, job.recipe_path)
         backend = self._build(recipe, job.recipe_path, blueprint, device)
         topology = backend.topology
-        fast = backend.slow_path_reason is None
-        plan = plan_memory(recipe, blueprint, device_memory(device), fast)
+        self._fast = backend.slow_path_reason is None
+        plan = plan_memory(recipe, blueprint, device_memory(device), self._fast)
         if backend.bank is not None:
             start_from_adapter(backend.bank, recipe, job.recipe_path, blueprint.adapters)
         seed_ranks(recipe.sft.seed, topology)

@@ -81,6 +81,10 @@ MEGATRON_LORA = "policy.megatron_cfg.lora_cfg"
         ),
         (["debug.faults.kill_rank_at='1:2'"], "ranks end at 0"),
         (
+            ["debug.faults.out_of_memory_at='1:2'"],
+            "debug.faults.out_of_memory_at: is 1:2, but ranks end at 0",
+        ),
+        (
             ["cluster.gpus_per_node=4", "policy.dtensor_cfg.dp_replicate_size=3"],
             "is 3, which does not divide the 4 data parallel ranks",
         ),

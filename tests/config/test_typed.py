@@ -49,6 +49,7 @@ LORA = "policy.dtensor_cfg.lora_cfg"
         ("policy=null", "policy must be a block of keys, not null"),
         ("debug.faults.kill_rank_at=1", "must be a text, not 1"),
         ("debug.faults.kill_rank_at=a:b", "kill_rank_at"),
+        ("debug.faults.out_of_memory_at=a:b", "out_of_memory_at"),
         ("+policy.dtensor_cfg.env_vars.X=1", 'env_vars.X must be a text, not 1; write "1" in quotes'),
     ],
 )

@@ -84,7 +84,13 @@ def test_silent_end_still_has_a_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["torch.cuda.OutOfMemoryError: x", "RuntimeError: CUDA error: out of memory", "MemoryError"]
+    "text",
+    [
+        "torch.cuda.OutOfMemoryError: x",
+        "RuntimeError: CUDA error: out of memory",
+        "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried",
+        "MemoryError",
+    ],
 )
 def test_out_of_memory_is_recognised(tmp_path: Path, text: str) -> None:
     assert crash(tmp_path, text, 3).how == "oom"

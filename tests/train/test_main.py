@@ -27,6 +27,9 @@ class Ending:
         self.step = 7
         self._end = end
 
+    def explain_memory(self) -> str:
+        return "what was held; what to set"
+
     def run(self) -> int:
         if isinstance(self._end, BaseException):
             raise self._end
@@ -65,10 +68,16 @@ def test_success_and_nothing_to_do_leave_no_failure(tmp_path: Path, monkeypatch:
 def test_a_crash_names_rank_step_and_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert leave(tmp_path, RuntimeError("out of memory\nmore of it"), monkeypatch) == 1
+    assert leave(tmp_path, RuntimeError("no such shape\nmore of it"), monkeypatch) == 1
     found = failure(tmp_path)
-    assert (found.rank, found.step, found.message) == (3, 7, "RuntimeError: out of memory")
+    assert (found.rank, found.step, found.message) == (3, 7, "RuntimeError: no such shape")
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_where_memory_ran_out_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert leave(tmp_path, RuntimeError("CUDA error: out of memory\nmore of it"), monkeypatch) == 1
+    said = "RuntimeError: CUDA error: out of memory; what was held; what to set"
+    assert failure(tmp_path).message == said
 
 
 def test_bad_input_shows_no_traceback(
