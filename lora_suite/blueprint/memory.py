@@ -6,7 +6,7 @@ process's own part of the GPU (about half a GiB) and what a collective needs are
 
 Full SFT in bfloat16 holds, a parameter: 2 bytes of weight, 4 of master, 4 and 4 of Adam's moments, and its
 gradient. FSDP2 shards the masters and gathers weights from them, so that there the 2 bytes are of layers at
-work; the fast path and Megatron keep them. LoRA holds 2 bytes of frozen weight, and all the rest for adapters
+work; Megatron keeps them, and so does the fast path, with masters of 2 bytes: what the weights lack of them. LoRA holds 2 bytes of frozen weight, and all the rest for adapters
 alone.
 """
 
@@ -178,9 +178,10 @@ def _full_state(
         alone = layout.data == 1
         sums = wide * held.all / layout.data if several or not alone else 0.0
         bucket = (wide + width) * max(held.layer, held.ends)
+        lacking = wide - width
         return {
             "weights": int(width * held.all),
-            "optimizer": int((master + moments) * held.all / layout.data),
+            "optimizer": int((lacking + moments) * held.all / layout.data),
             "adapters": 0,
             "gradients": int(sums),
             "gathered": 0,

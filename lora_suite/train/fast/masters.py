@@ -243,11 +243,14 @@ class MasterWeights:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`; tensors that differ in number or size are a KeyError."""
-        theirs, ours = state["weights"], self._of.tensors
+        """Restore `state_dict()`; tensors that differ in number, size or dtype are a KeyError."""
+        theirs, ours = state.get("weights"), self._of.tensors
         # The plain paths keep weights by name.
-        if not isinstance(theirs, list) or [each.shape for each in ours] != [each.shape for each in theirs]:
-            raise KeyError("the checkpoint's tensors are of another model or of another path through it")
+        if not isinstance(theirs, list) or _kinds(ours) != _kinds(theirs):
+            raise KeyError(
+                "the checkpoint's tensors are of another model, precision or path through it "
+                "(fast_path of policy.dtensor_cfg or policy.megatron_cfg)"
+            )
         torch._foreach_copy_(ours, theirs)
         if self._remainders is not None:
             torch._foreach_copy_(self._remainders, state["remainders"])
@@ -256,3 +259,7 @@ class MasterWeights:
         self._of.publish(slice(None))
         self._of.published()
         self._steps = state["steps"]
+
+
+def _kinds(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(each.shape, each.dtype) for each in tensors]

@@ -78,3 +78,11 @@ def test_bfloat16_weights_train_as_float32_masters_do(name):
         assert (kept - master).norm() < 1e-4 * moved
         # Weights updated in bfloat16 would have lost most of it.
         assert (parameter.float() - master).norm() > 1e-2 * moved
+
+
+@pytest.mark.parametrize("other", [{"weights": [torch.zeros(3)]}, {"parameters": {}}], ids=["dtype", "path"])
+def test_a_checkpoint_of_another_precision_or_path_is_named(other):
+    weights = WholeWeights([nn.Parameter(torch.zeros(3).bfloat16())], [])
+    masters = MasterWeights(weights, ALONE, optimizer("AdamW"), compiled=False)
+    with pytest.raises(KeyError, match="fast_path"):
+        masters.load_state_dict(other)

@@ -167,7 +167,9 @@ def _trained_weights(model: Decoder | HybridDecoder, topology: Topology) -> Weig
         return WholeWeights([each for each in model.parameters() if each.requires_grad], replicas)
     ends = {id(each): each for each in (model.embedding, model.head)}
     layers = [[each for linear in linears for each in linear.parameters()] for linears in model.by_layer()]
-    buckets = [replicas, *([each] for each in ends.values()), *layers]
+    buckets = [replicas, *([each] for each in ends.values()), *filter(None, layers)]
+    trained = sorted(id(each) for each in model.parameters() if each.requires_grad)
+    assert sorted(id(each) for bucket in buckets for each in bucket) == trained, "each in one bucket"
     return ShardedWeights(buckets, [0], topology.dp)
 
 
