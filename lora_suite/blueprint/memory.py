@@ -6,8 +6,8 @@ process's own part of the GPU (about half a GiB) and what a collective needs are
 
 Full SFT in bfloat16 holds, a parameter: 2 bytes of weight, 4 of master, 4 and 4 of Adam's moments, and its
 gradient. FSDP2 shards the masters and gathers weights from them, so that there the 2 bytes are of layers at
-work; Megatron keeps them, and so does the fast path, with masters of 2 bytes: what the weights lack of them. LoRA holds 2 bytes of frozen weight, and all the rest for adapters
-alone.
+work; Megatron keeps them, and so does the fast path, with masters of 2 bytes: what the weights lack of them.
+LoRA holds 2 bytes of frozen weight, and all the rest for adapters alone.
 """
 
 from __future__ import annotations
