@@ -67,15 +67,15 @@ def load_plan(
     today = datetime.now(UTC).date()
     cases = {
         stem: replace(
-            _load(path, chosen.entries.get(stem, CaseEntry(case=stem)), by_stem[stem], today, moved),
-            owner=chosen.owner(stem) or suite.owner or "",
+            _load(path, suite.entry(stem), by_stem[stem], today, moved),
+            owner=suite.entry(stem).owner or chosen.owner(stem) or suite.owner or "",
         )
         for stem in by_stem
     }
     for entry in chosen.canaries:
         if entry.kind == "slower":
             overridden = [*by_stem[entry.case], slowing(entry)]
-            slowed = slowed_case(_ours(path, chosen, entry, overridden, today), entry)
+            slowed = slowed_case(_ours(path, suite, entry, overridden, today), entry)
             cases[slowed_name(entry)] = replace(slowed, owner=suite.owner or "")
     pairs = (
         *(_pair(suite, entry, cases, repeats, budget) for entry in chosen.pairs),
@@ -96,9 +96,9 @@ def load_plan(
     )
 
 
-def _ours(path: Path, chosen: _Chosen, entry: CanaryEntry, overrides: Sequence[str], today: date) -> Case:
+def _ours(path: Path, suite: SuiteFile, entry: CanaryEntry, overrides: Sequence[str], today: date) -> Case:
     """The case of a canary, if it is one whose training can be slowed down."""
-    of_case = chosen.entries.get(entry.case, CaseEntry(case=entry.case))
+    of_case = suite.entry(entry.case)
     if of_case.external is not None:
         raise ConfigError(
             f"{path}: canary {entry.title}: {entry.case} is another trainer's, and nothing can slow it down; "
@@ -184,12 +184,11 @@ def _check_name(suite: Path, entry: CaseEntry, recipe_path: Path, driver_path: P
 
 @dataclass(frozen=True)
 class _Chosen:
-    """What a selection leaves: pairs, canaries, the cases that run alone, and all entries by stem."""
+    """What a selection leaves: pairs, canaries, and the cases that run alone."""
 
     pairs: list[PairEntry]
     canaries: list[CanaryEntry]
     alone: list[str]
-    entries: dict[str, CaseEntry]
 
     @property
     def stems(self) -> list[str]:
@@ -205,10 +204,7 @@ class _Chosen:
         )
 
     def owner(self, stem: str) -> str | None:
-        """Who answers for a case: whom its own entry names, else the first pair that it is an arm of."""
-        entry = self.entries.get(stem)
-        if entry is not None and entry.owner is not None:
-            return entry.owner
+        """Who answers for the first pair that a case is an arm of, and so for a case that names nobody."""
         return next((pair.owner for pair in self.pairs if pair.owner and stem in pair.arms.values()), None)
 
 
@@ -264,7 +260,7 @@ def _choose(path: Path, suite: SuiteFile, select: str | None, tiers: str | None)
         ]
         asked = " ".join(f"{option} {text!r}" for option, text in (("-k", select), ("-m", tiers)) if text)
         raise ConfigError(f"{path}: {asked} matches nothing; there are {', '.join(names)}")
-    return _Chosen(pairs, canaries, alone, {entry.case: entry for entry in suite.cases})
+    return _Chosen(pairs, canaries, alone)
 
 
 def _overrides_by_stem(
@@ -282,13 +278,11 @@ def _overrides_by_stem(
         by_arm[arm].append(override)
     found = {}
     for stem in chosen.stems:
-        entry = chosen.entries.get(stem)
-        own = entry.overrides if entry is not None else []
+        entry = suite.entry(stem)
         # Another trainer does not know our keys: its command gets what is said for it alone.
-        ours = entry is None or entry.external is None
-        before, after = (suite.overrides, overrides) if ours else ((), ())
+        everywhere = overrides if entry.external is None else ()
         arms = dict.fromkeys(arm for pair in chosen.pairs for arm, case in pair.arms.items() if case == stem)
-        found[stem] = [*before, *own, *after, *(text for arm in arms for text in by_arm[arm])]
+        found[stem] = [*entry.overrides, *everywhere, *(text for arm in arms for text in by_arm[arm])]
     return found
 
 

@@ -165,6 +165,13 @@ class SuiteFile(Entry):
             return cases
         return [{"case": entry} if isinstance(entry, str) else entry for entry in cases]
 
+    def entry(self, stem: str) -> CaseEntry:
+        """What the suite says of a case, whether or not it is listed; the suite's overrides come first."""
+        entry = next((each for each in self.cases if each.case == stem), CaseEntry(case=stem))
+        if entry.external is not None:
+            return entry
+        return entry.model_copy(update={"overrides": [*self.overrides, *entry.overrides]})
+
 
 _BLOCKS: Blocks = {
     "cases": CaseEntry,

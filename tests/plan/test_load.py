@@ -172,6 +172,14 @@ def test_what_the_command_line_makes_of_it_is_no_part_of_its_name(cases: Project
     assert plan.cases[WIDE].gpus == 1
 
 
+def test_what_the_suite_makes_of_every_case_is_part_of_its_name(cases: Project) -> None:
+    name = "sft-a-1n1c-fsdp2-lora-r64"
+    text = THREE_ARMS.replace(WIDE, name)
+    with pytest.raises(ConfigError, match=r"it says 1 processes a node, but cluster\.gpus_per_node is 2"):
+        cases.plan(text)
+    assert cases.plan(text + "overrides: [cluster.gpus_per_node=1]\n").cases[name].gpus == 1
+
+
 def test_limits_of_a_case_are_keyed_by_gpu_and_are_alternatives(cases: Project) -> None:
     limits = "{H200: ['1 < 3', '1 < 4'], H100: ['1 < 5']}"
     plan = cases.plan(PAIR + f"cases: [{{case: {LORA_STEM}, checks: ['1 < 2'], limits: {limits}}}]\n")
