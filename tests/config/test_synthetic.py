@@ -51,6 +51,34 @@ def test_lengths_are_as_stated(name, median, sigma, longest):
     assert max(lengths) <= longest
 
 
+@pytest.mark.parametrize(("name", "median", "sigma"), [("short-answers", 180, 0.35), ("long-chat", 372, 1.1)])
+@pytest.mark.parametrize("share", [0.05, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95])
+def test_percentiles_are_those_of_the_stated_distribution(name, median, sigma, share):
+    lengths = [length(row) for row in rows(f"{name}.jsonl")]
+    percentile = median * math.exp(sigma * statistics.NormalDist().inv_cdf(share))
+    # How many of 512 rows are shorter is binomial; thrice its deviation is allowed.
+    shorter = sum(each <= percentile for each in lengths) / len(lengths)
+    assert abs(shorter - share) < 3 * math.sqrt(share * (1 - share) / len(lengths))
+
+
+def test_answers_are_a_few_tokens_and_prompts_a_paragraph():
+    questions = rows("short-answers.jsonl")
+    answers = [len(row["answers"]["text"][0]) for row in questions]
+    prompts = sorted(len(row["context"]) + len(row["question"]) for row in questions)
+    assert statistics.median(answers) == 5
+    assert prompts[len(prompts) // 4] > 130
+    assert prompts[3 * len(prompts) // 4] < 250
+
+
+def test_a_few_conversations_hold_a_large_part_of_all_tokens():
+    lengths = [length(row) for row in rows("long-chat.jsonl")]
+    long = [each for each in lengths if each > 2048]
+    # Of the lognormal distribution 6 % are above 2048.
+    assert 0.03 < len(long) / len(lengths) < 0.09
+    assert sum(long) / sum(lengths) > 0.2
+    assert max(lengths) >= 4096
+
+
 def test_every_question_is_answered_by_its_context():
     for row in rows("short-answers.jsonl"):
         asked = row["question"].removeprefix("What is ").removesuffix("?")
