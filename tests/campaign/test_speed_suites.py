@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
+from lora_suite.blueprint import preflight
 from lora_suite.campaign.request import Request
 from lora_suite.campaign.run import run_suite
 from lora_suite.judge.verdict import PairVerdict, SuiteVerdict
 from lora_suite.launch.record import Ended
+from lora_suite.plan import load_plan
 from lora_suite.plan.model import Case, PlannedRun
+from lora_suite.train.backends.dtensor.fast.build import refusal as dtensor_refusal
+from lora_suite.train.backends.megatron.fast.build import refusal as megatron_refusal
 from lora_suite.train.data.load import load_data
 from tests.campaign.helpers import FakeLauncher, console, printed
 from tests.judge.helpers import DONE, ROOT, write_run
@@ -35,6 +39,11 @@ GOOD = {
     "sft-llama3.1-8b-1n2g-fsdp2": 370.0,
     "sft-llama3.1-8b-1n2g-fsdp2-lora": 252.0,
 }
+
+
+SUITES = sorted(path.stem for path in (ROOT / "suites").glob("speed_*.yaml"))
+# What torch says that an H200 has.
+MEMORY = 150_110_011_392
 
 
 @dataclass(frozen=True)
@@ -240,3 +249,17 @@ def test_padding_makes_a_token_of_long_rows_take_longer(run) -> None:
     assert [check.state for check in pair.checks] == ["FAIL", "PASS"]
     longer, _ = estimates(pair)
     assert 1.5 < longer < 1.8
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_no_case_asks_for_what_its_fast_path_refuses_on_an_h200(suite: str) -> None:
+    refused = {}
+    for stem, case in load_plan(ROOT / "suites" / f"{suite}.yaml").cases.items():
+        assert isinstance(case, Case)
+        assert case.recipe.policy.require_fast_path
+        blueprint = preflight(case.recipe, case.recipe_path)
+        if case.recipe.policy.backend == "dtensor":
+            refused[stem] = dtensor_refusal(case.recipe, blueprint, MEMORY)
+        else:
+            refused[stem] = megatron_refusal(case.recipe, blueprint)
+    assert not {stem: reason for stem, reason in refused.items() if reason is not None}
