@@ -40,6 +40,15 @@ class Blueprint:
         return sum(site.params(self.rank) for site in self.adapters)
 
     @property
+    def adapters_by_kind(self) -> dict[str, tuple[int, int]]:
+        """Adapters and their parameters by the kind of linear, in the order in which kinds first occur."""
+        counts: dict[str, tuple[int, int]] = {}
+        for site in self.adapters:
+            adapters, params = counts.get(site.kind, (0, 0))
+            counts[site.kind] = adapters + 1, params + site.params(self.rank or 0)
+        return counts
+
+    @property
     def layer_coverage(self) -> float:
         """Share of the layers that carry an adapter."""
         if self.model is None:

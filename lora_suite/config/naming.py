@@ -5,8 +5,9 @@
 
 N nodes with G GPUs each (``c`` in place of ``g`` counts CPU processes). Backend and layout: ``fsdp2`` or
 ``megatron``, then the sizes of parallel dimensions, ``tp2``, ``pp2``, ``cp2``, ``ep2`` or ``sp`` (sequence
-parallel), with or without dashes. A dimension that is not named has size 1. ``-lora`` is there exactly if
-LoRA is on. Case does not matter.
+parallel), with or without dashes. A dimension that is not named has size 1; ``ep`` of ``fsdp2`` alone need
+not be named, because it lays out the data parallel ranks. ``-lora`` is there exactly if LoRA is on. Case does
+not matter.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ def _statements(match: re.Match[str], recipe: Recipe) -> Iterator[tuple[str, str
     for name, size_key in _SIZES[backend].items():
         said = int(stated.pop(name, 1))
         yield f"{name} {{}}", f"policy.{policy.backend}_cfg.{size_key}", said, getattr(block, size_key)
+    if backend == "fsdp2" and "ep" in stated:
+        key, size = "policy.dtensor_cfg.expert_parallel_size", policy.dtensor_cfg.expert_parallel_size
+        yield "ep {}", key, int(stated.pop("ep")), size
     for name, said in stated.items():
         yield f"{name} {{}}", f"{name} of the {policy.backend} backend", int(said), 1
 

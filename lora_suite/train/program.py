@@ -138,6 +138,7 @@ class Program:
                 backend.bank,
                 expected=blueprint.trainable_params if known else None,
                 first_step=done + 1,
+                planned=_planned(blueprint),
                 frozen_before=state.get("frozen"),
                 layer_coverage=blueprint.layer_coverage if known else None,
                 least_coverage=recipe.policy.lora.min_layer_coverage,
@@ -235,6 +236,8 @@ def _open_reporter(job: Job, parts: Parts, gpus: Gpus, monitor: MemoryMonitor | 
     record = _open_record(job, parts)
     if record.lora is not None:
         print(_adapters_line(record.lora))
+        for kind, (adapters, params) in parts.blueprint.adapters_by_kind.items():
+            print(f"  {kind}: {adapters} adapters, {2 * adapters} tensors, {params:,} parameters")
     _warn_of_slow_path(record.fast_path)
     print(f"memory: {parts.plan}")
     if parts.plan.too_large:
@@ -269,6 +272,13 @@ def _warn_of_slow_path(path: FastPath | None) -> None:
     """Say once why the fast path is not taken; without a GPU nobody expects it, unless it is required."""
     if path is not None and not path.taken and (path.required or path.reason != NO_GPU):
         print(f"warning: the fast path is not taken: {path.reason}", file=sys.stderr)
+
+
+def _planned(blueprint: Blueprint) -> dict[str, int] | None:
+    """Parameters of each adapter by the formula; None where the model's shape is not known."""
+    if blueprint.model is None or blueprint.rank is None:
+        return None
+    return {site.name: site.params(blueprint.rank) for site in blueprint.adapters}
 
 
 def _adapters_line(lora: Mapping[str, Any]) -> str:

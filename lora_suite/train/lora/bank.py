@@ -218,7 +218,14 @@ class AdapterBank:
 
     def trainable_parameters(self) -> int:
         """Parameters of all adapters of this pipeline stage, over tp and ep ranks, replicas once."""
-        return sum(math.prod(adapter.full_shape(factor)) for adapter in self.adapters for factor in FACTORS)
+        return sum(self.parameters_by_adapter().values())
+
+    def parameters_by_adapter(self) -> dict[str, int]:
+        """Parameters of each adapter of this pipeline stage, over tp and ep ranks, by name."""
+        return {
+            adapter.name: sum(math.prod(adapter.full_shape(factor)) for factor in FACTORS)
+            for adapter in self.adapters
+        }
 
     @property
     def dtypes(self) -> dict[str, str]:

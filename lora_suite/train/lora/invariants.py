@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -41,11 +41,11 @@ _MOST_COST = 0.01
 class InvariantChecks:
     """Watches one LoRA training. Every rank makes every call, in the same order.
 
-    expected: trainable parameters by the formula, and layer_coverage: share of the layers with an adapter, at
-    least least_coverage; None where the model's shape is not known. first_step: 1, or where a resumed
-    training goes on. frozen_before: fingerprint of this rank's frozen weights when the training first started
-    (None: take it now). dropout: the recipe's. saved_adapters: `adapters_fingerprint` when the checkpoint was
-    written.
+    expected: trainable parameters by the formula, planned: those of each adapter by name, and layer_coverage:
+    share of the layers with an adapter, at least least_coverage; None where the model's shape is not known.
+    first_step: 1, or where a resumed training goes on. frozen_before: fingerprint of this rank's frozen
+    weights when the training first started (None: take it now). dropout: the recipe's. saved_adapters:
+    `adapters_fingerprint` when the checkpoint was written.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class InvariantChecks:
         first_step: int,
         frozen_before: str | None,
         *,
+        planned: Mapping[str, int] | None = None,
         layer_coverage: float | None = None,
         least_coverage: float = 0.0,
         dropout: float = 0.0,
@@ -81,7 +82,7 @@ class InvariantChecks:
         self.names = sorted({name for names in every_name for name in names})
         self.coverage = 0.0
         self.trainable = backend.trainable_parameters()
-        self._check_count(expected)
+        self._check_count(expected, planned)
         self._check_layers(layer_coverage, least_coverage)
         self._check_resumed(saved_adapters)
 
@@ -168,12 +169,20 @@ class InvariantChecks:
 
     # -- the single checks ----------------------------------------------------------------------------------
 
-    def _check_count(self, expected: int | None) -> None:
+    def _check_count(self, expected: int | None, planned: Mapping[str, int] | None) -> None:
         counted = self.trainable
         if expected is None:
             self._record("trainable_params", None, f"{counted}; the model's shape is not known beforehand")
-        else:
-            self._record("trainable_params", counted == expected, f"{counted}, by the formula {expected}")
+            return
+        message = f"{counted}, by the formula {expected}"
+        made: dict[str, int] = {}
+        for of_rank in gather(self._topology, self._bank.parameters_by_adapter()):
+            made |= of_rank
+        names = sorted(made.keys() | planned.keys()) if planned is not None else []
+        other = [name for name in names if planned is not None and made.get(name) != planned.get(name)]
+        if other:
+            message += f"; not as planned: {few(other)}"
+        self._record("trainable_params", counted == expected and not other, message)
 
     def _check_layers(self, coverage: float | None, least: float) -> None:
         if coverage is None:

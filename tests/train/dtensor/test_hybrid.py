@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lora_suite.blueprint.preflight import preflight
+from lora_suite.train.batch import MicroBatch, Segments
 from tests.train.dtensor.ranks import (
     LORA,
     RECIPES,
@@ -142,3 +143,33 @@ def test_every_module_kind_is_adapted_and_counted(tmp_path):
     assert [made for _, made, _, _ in results] == [16, 20, 20, 18, 0]
     for difference, made, planned, silent in results:
         assert (difference, made, silent) == (0, planned, [])
+
+
+def packed(batch: MicroBatch, lengths: tuple[int, ...]) -> MicroBatch:
+    """The first tokens of each row, one row behind the other."""
+    parts = [slice(0, length) for length in lengths]
+    ids, labels = (
+        torch.cat([row[part] for row, part in zip(tensor, parts, strict=True)]).unsqueeze(0)
+        for tensor in (batch.input_ids, batch.labels)
+    )
+    positions = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
+    return MicroBatch(ids, labels, positions, Segments.of(lengths))
+
+
+def packed_and_apart() -> tuple[list[float], list[float]]:
+    """Loss and norm of rows in one sequence, and of each row alone."""
+    lengths, found = (16, 9, 12, 14), []
+    ids, labels = rows().input_ids, rows().labels
+    apart = [MicroBatch(ids[i : i + 1, :n], labels[i : i + 1, :n]) for i, n in enumerate(lengths)]
+    for batches in ([packed(rows(), lengths)], apart):
+        backend = hybrid(LORA, PER_EXPERT, world=1).build()
+        wake_adapters(backend)
+        loss = backend.forward_backward(batches, 1)
+        backend.sync_gradients()
+        found.append([float(loss), float(backend.clip_gradients(None))])
+    return found[0], found[1]
+
+
+def test_packed_rows_do_not_see_each_other(tmp_path):
+    ((together, apart),) = run_ranks(1, tmp_path / "ranks", packed_and_apart)
+    assert together == pytest.approx(apart, rel=1e-9)
