@@ -75,7 +75,7 @@ class OptimizerKwargs(Block):
 class Optimizer(Block):
     """The optimizer of the dtensor backend, for full SFT and LoRA."""
 
-    name: Literal["torch.optim.Adam", "torch.optim.AdamW"]
+    name: Literal["torch.optim.Adam", "torch.optim.AdamW", "torch.optim.SGD"]
     kwargs: OptimizerKwargs
 
 

@@ -14,6 +14,7 @@ from lora_suite.plan.model import PlannedRun
 from tests.plan.conftest import SIMPLE, Project
 
 ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = "nano_v3_published_pair"
 LORA = "policy: {dtensor_cfg: {lora_cfg: {enabled: true}}}\n"
 FULL_STEM, LORA_STEM, OTHER = "sft-a-1n2c-fsdp2", "sft-a-1n2c-fsdp2-lora", "sft-b-1n2c-fsdp2-lora"
 PAIR = f"name: x\nrepeats: 2\npairs:\n- {{name: p, arms: {{full: {FULL_STEM}, lora: {LORA_STEM}}}}}\n"
@@ -36,18 +37,19 @@ def cases(project: Project) -> Project:
     return project
 
 
-def test_smoke_suite_is_16_runs_of_4_cases_in_abba_order() -> None:
+def test_smoke_suite_is_22_runs_of_6_cases_in_abba_order() -> None:
     plan = load_plan(ROOT / "suites" / "smoke.yaml")
-    assert Counter(run.case for run in plan.runs) == dict.fromkeys(plan.cases, 4)
-    assert len(plan.cases) == 4
+    counts = Counter(run.case for run in plan.runs)
+    assert counts == {case: 3 if "nemotron" in case else 4 for case in plan.cases}
+    assert len(plan.cases) == 6
     first = [run for run in plan.runs if run.pair == "fsdp2"]
     assert "".join("f" if run.arm == "full" else "l" for run in first) == "fllflffl"
     assert [run.repeat for run in first] == [1, 1, 2, 2, 3, 3, 4, 4]
-    assert [pair.name for pair in plan.pairs] == ["fsdp2", "megatron", "backends"]
-    assert plan.pairs[2].reuse
+    assert [pair.name for pair in plan.pairs] == ["fsdp2", "megatron", "hybrid", "backends"]
+    assert plan.pairs[3].reuse
     assert not any(pair.not_comparable for pair in plan.pairs)
-    # 16 runs of 2 processes for 3 minutes.
-    assert plan.gpu_hours == 1.6
+    # 22 runs of 2 processes for 3 minutes.
+    assert plan.gpu_hours == 2.2
 
 
 @pytest.mark.parametrize("suite", sorted((ROOT / "suites").glob("*.yaml")), ids=lambda path: path.stem)
@@ -56,7 +58,36 @@ def test_every_suite_resolves_within_its_budget(suite: Path, overrides: tuple[st
     plan = load_plan(suite, overrides=overrides)
     assert plan.budget_gpu_hours is not None
     assert plan.gpu_hours <= plan.budget_gpu_hours
-    assert not any(pair.not_comparable for pair in plan.pairs)
+    comparable = not any(pair.not_comparable for pair in plan.pairs)
+    assert comparable is (suite.stem != PUBLISHED)
+
+
+def test_the_published_pair_differs_in_more_than_lora() -> None:
+    (pair,) = load_plan(ROOT / "suites" / f"{PUBLISHED}.yaml").pairs
+    found = {difference.key: (difference.left, difference.right) for difference in pair.not_comparable}
+    assert found["ranks"] == (8, 16)
+    assert found["cluster.num_nodes"] == (1, 2)
+    assert found["policy.dtensor_cfg.expert_parallel_size"] == (8, 1)
+    assert found["policy.dtensor_cfg.automodel_kwargs.force_hf"] == (False, True)
+    kernels = "policy.dtensor_cfg.automodel_kwargs.backend"
+    assert {key for key in found if key.startswith(kernels)} == {
+        f"{kernels}.{name}" for name in ("attn", "dispatcher", "experts", "linear")
+    }
+    assert not any("lora_cfg" in key for key in found)
+
+
+@pytest.mark.parametrize(
+    ("suite", "arm", "key"),
+    [
+        ("nano_v3_8l_1n1g", "policy.dtensor_cfg.experts_implementation=loop", "experts_implementation"),
+        ("nano_v3_2n8g", "policy.dtensor_cfg.expert_parallel_size=1", "expert_parallel_size"),
+    ],
+)
+def test_what_an_arm_lost_of_the_experts_is_named(suite: str, arm: str, key: str) -> None:
+    """The classic cause of a slow LoRA: without the full arm's kernels or its expert parallelism."""
+    plan = load_plan(ROOT / "suites" / f"{suite}.yaml", arm_overrides=[f"lora:{arm}"])
+    for pair in plan.pairs:
+        assert [difference.key for difference in pair.not_comparable] == [f"policy.dtensor_cfg.{key}"]
 
 
 def test_every_recipe_that_is_no_parent_alone_is_in_a_suite_or_has_a_driver() -> None:

@@ -66,6 +66,7 @@ def refusal(recipe: Recipe, blueprint: Blueprint, memory: int) -> str | None:
             recipe.data.pad_to_max_length or recipe.policy.sequence_packing.enabled
         ),
         f"{plan.estimate} by the memory model are too much of the GPU's": plan.too_large,
+        "full SFT's optimizer is SGD": not lora.enabled and recipe.policy.optimizer.name.endswith("SGD"),
         "activation_checkpointing is on": dtensor.activation_checkpointing,
         "lora_cfg.dropout is not 0": lora.enabled and lora.dropout > 0.0,
         "tensor_parallel_size is above 1, and o_proj or down_proj has a bias": (
