@@ -140,7 +140,9 @@ def splits_ends(recipe: Recipe, fast: bool) -> bool:
 
 
 def moment_bytes(recipe: Recipe) -> int:
-    """Bytes a parameter of Adam's two moments."""
+    """Bytes a parameter of Adam's two moments; SGD has none."""
+    if recipe.policy.backend == "dtensor" and recipe.policy.optimizer.name.endswith("SGD"):
+        return 0
     return 2 * max(4, WIDTHS[recipe.policy.precision])
 
 

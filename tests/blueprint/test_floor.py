@@ -21,6 +21,8 @@ BILLION, EIGHT = RECIPES / "sft-llama3.2-1b-1n1g-fsdp2.yaml", RECIPES / "sft-lla
 NANO, NANO_LORA = (RECIPES / f"sft-nanov3-30ba3b-2n8g-fsdp2{arm}.yaml" for arm in ("", "-lora"))
 QUIET = ("policy.init=random", "sft.val_period=0", "sft.val_at_start=false", "sft.val_at_end=false")
 LORA = ("policy.dtensor_cfg.lora_cfg.enabled=true", "policy.dtensor_cfg.lora_cfg.dim=8")
+# Every rank has all experts, and none of them an adapter.
+WHOLE_EXPERTS = ("policy.dtensor_cfg.expert_parallel_size=1", "policy.dtensor_cfg.lora_cfg.experts=off")
 PARAMS_1B, PARAMS_8B, PARAMS_NANO = 1_235_814_400, 8_030_261_248, 31_577_937_344
 
 
@@ -149,7 +151,9 @@ def test_replicas_share_the_update_whether_the_recipe_lets_them_or_not() -> None
 def test_experts_that_no_token_meets_are_not_read() -> None:
     # 128 experts, 6 a token: one token touches 6, many all.
     one, many = (
-        floor(NANO_LORA, 16 * length, f"policy.max_total_sequence_length={length}", replicas=16)
+        floor(
+            NANO_LORA, 16 * length, *WHOLE_EXPERTS, f"policy.max_total_sequence_length={length}", replicas=16
+        )
         for length in (1, 2048)
     )
     experts, embedding = 23 * 128 * 2 * 2688 * 1856, 131_072 * 2688  # of which a token is one row
@@ -166,10 +170,10 @@ def test_the_floors_that_were_found_by_other_means() -> None:
     assert lora.seconds == pytest.approx(0.0111, rel=0.01)
     assert full.arithmetic == pytest.approx(0.0162, rel=0.01)
     assert full.seconds == pytest.approx(0.0162 + 28 * PARAMS_1B / 4.8e12, rel=0.01)
-    nano = floor(NANO_LORA, 16 * 2048, gpu=H200, replicas=16)
+    nano = floor(NANO_LORA, 16 * 2048, *WHOLE_EXPERTS, gpu=H200, replicas=16)
     assert (nano.bound_by, nano.arithmetic) == ("memory", pytest.approx(0.026, rel=0.06))
     assert nano.memory == pytest.approx(0.0245 + 4 * 2.2e9 / 4.8e12 + 0.004, rel=0.05)
-    sharded = floor(NANO, 16 * 2048, gpu=H200)
+    sharded = floor(NANO, 16 * 2048, WHOLE_EXPERTS[0], gpu=H200)
     assert sharded.bound_by == "communication"
     # Over 16 ranks 63 GB a gather, twice, and 126 GB of float32 gradients, at 450 GB/s.
     assert sharded.communication == pytest.approx(4 * 63.1e9 * 15 / 16 / 450e9, rel=0.01)
@@ -177,7 +181,7 @@ def test_the_floors_that_were_found_by_other_means() -> None:
 
 def test_split_experts_are_reduced_among_those_that_have_the_same() -> None:
     keys = ["cluster.num_nodes=1", "policy.train_global_batch_size=8"]
-    whole = floor(NANO, 8 * 2048, *keys, replicas=8)
+    whole = floor(NANO, 8 * 2048, *keys, WHOLE_EXPERTS[0], replicas=8)
     split = floor(NANO, 8 * 2048, *keys, "policy.dtensor_cfg.expert_parallel_size=2", replicas=8)
     experts = 23 * 128 * 2 * 2688 * 1856
     others = PARAMS_NANO - experts

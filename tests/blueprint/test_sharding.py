@@ -57,8 +57,9 @@ def test_what_fits_in_no_way_is_sharded_over_all_and_said() -> None:
 
 
 def test_full_sft_of_a_large_model_is_sharded() -> None:
-    assert plan(NANO).sharding != "replicate"
-    assert plan(NANO, "policy.dtensor_cfg.lora_cfg.enabled=true").sharding == "replicate"
+    whole_experts = "policy.dtensor_cfg.expert_parallel_size=1"
+    assert plan(NANO, whole_experts).sharding != "replicate"
+    assert plan(NANO, whole_experts, "policy.dtensor_cfg.lora_cfg.enabled=true").sharding == "replicate"
 
 
 def test_without_a_gpu_or_a_shape_auto_shards_over_all() -> None:

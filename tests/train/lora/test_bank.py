@@ -271,3 +271,18 @@ def test_two_ranks_sum_and_never_average(tmp_path: Path) -> None:
         assert set(result["tp"]["sharded"].tolist()) == {float(rank + 1)}
         # Replicas counted once: 36 values of 3; shards of both ranks: 24 of 1 and 24 of 2.
         assert float(result["tp"]["norm"]) == pytest.approx((36 * 9 + 24 * 1 + 24 * 4) ** 0.5)
+
+
+def test_sgd_has_neither_momentum_nor_state() -> None:
+    bank = bank_of([Adapter("q", 6, 8, spec())])
+    bank.build_optimizer(optimizer("torch.optim.SGD", weight_decay=0.5))
+    before = bank.master.clone()
+    for _ in range(2):
+        bank.gradient.fill_(2.0)
+        bank.sync_gradients()
+        bank.step(0.1)
+    expected = before
+    for _ in range(2):
+        expected = expected - 0.1 * (2.0 + 0.5 * expected)
+    torch.testing.assert_close(bank.master, expected)
+    assert not any(state for state in bank.state_dict()["optimizer"]["state"].values() if any(state.values()))
