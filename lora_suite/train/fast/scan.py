@@ -10,8 +10,8 @@ P and E the state before a chunk and the gradient by the state after it:
     dM   = dy·vᵀ,  dS = dM∘L,  W = dM∘L∘(q·kᵀ),  G = dy·Pᵀ,  F = v·Eᵀ
     dq_i = Σ_j dS_ij k_j + exp(s_i) G_i,       dk_j = Σ_i dS_ij q_i + exp(s_last - s_j) F_j
     dv_j = Σ_i (q_i·k_j) L_ij dy_i + exp(s_last - s_j) k_j·E
-    ds_i = Σ_j (W_ij - W_ji) + exp(s_i) q_i·G_i - exp(s_last - s_i) k_i·F_i
-    ds_last += Σ_j exp(s_last - s_j) k_j·F_j + exp(s_last) P·E
+    ds_i = Σ_j (W_ij - W_ji) + exp(s_i) dy_i·(q_i·P) - exp(s_last - s_i) v_i·(k_i·E)
+    ds_last += Σ_j exp(s_last - s_j) v_j·(k_j·E) + exp(s_last) P·E
 
 A state's blocks walk over the chunks of a row one after the other; everything else is one program a chunk.
 Products are in the inputs' dtype with float32 sums; decays, their totals and their gradients are float32.
@@ -128,7 +128,7 @@ def _output(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _gradients(  # type: ignore[no-untyped-def]
+def _by_head(  # type: ignore[no-untyped-def]
     q,
     k,
     v,
@@ -136,8 +136,6 @@ def _gradients(  # type: ignore[no-untyped-def]
     decay,
     states,
     ends,
-    dq,
-    dk,
     dv,
     d_decay,
     length,
@@ -151,7 +149,70 @@ def _gradients(  # type: ignore[no-untyped-def]
     p: tl.constexpr,
     chunk: tl.constexpr,
 ):
-    """All gradients of one chunk of one group of heads; states before it, and gradients `ends` after it."""
+    """dv and the gradient of the decays, of one chunk of one head."""
+    index = tl.program_id(0).to(tl.int64)
+    row, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
+    group = head // shared
+    at, over_n, over_p = tl.arange(0, chunk), tl.arange(0, n), tl.arange(0, p)
+    chunks = tl.cdiv(length, chunk)
+    time = index * chunk + at
+    inside = time < length
+    rows = inside[:, None]
+    total = tl.cumsum(tl.load(decay + (row * length + time) * heads + head, mask=inside, other=0.0), 0)
+    last = tl.sum(tl.where(at == chunk - 1, total, 0.0), 0)
+    queries = tl.load(
+        q + row * q_row + time[:, None] * q_time + group * n + over_n[None, :], mask=rows, other=0.0
+    )
+    keys = tl.load(
+        k + row * k_row + time[:, None] * k_time + group * n + over_n[None, :], mask=rows, other=0.0
+    )
+    place = ((row * length + time[:, None]) * heads + head) * p + over_p[None, :]
+    values = tl.load(v + place, mask=rows, other=0.0)
+    d_out = tl.load(dy + place, mask=rows, other=0.0)
+    of_state = ((row * chunks + index) * heads + head) * n * p + over_n[:, None] * p + over_p[None, :]
+    state, end = tl.load(states + of_state), tl.load(ends + of_state)
+
+    causal = at[:, None] >= at[None, :]
+    between = tl.exp(tl.where(causal, total[:, None] - total[None, :], -float("inf")))
+    scores = tl.dot(queries, tl.trans(keys)) * between
+    weighted = tl.dot(d_out, tl.trans(values)) * scores
+    to_end = tl.dot(keys, end) * tl.exp(last - total)[:, None]
+    from_state = tl.dot(queries, state) * tl.exp(total)[:, None]
+    d_values = tl.dot(tl.trans(scores.to(d_out.dtype)), d_out) + to_end
+    tl.store(dv + place, d_values.to(dv.dtype.element_ty), mask=rows)
+
+    by_end = tl.sum(to_end * values.to(tl.float32), 1)
+    d_total = tl.sum(weighted, 1) - tl.sum(weighted, 0) - by_end
+    d_total += tl.sum(from_state * d_out.to(tl.float32), 1)
+    carried = tl.sum(tl.sum(state.to(tl.float32) * end.to(tl.float32), 1), 0) * tl.exp(last)
+    d_total += tl.where(at == chunk - 1, tl.sum(by_end, 0) + carried, 0.0)
+    later = tl.cumsum(d_total, 0, reverse=True)
+    tl.store(d_decay + (row * length + time) * heads + head, later, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _by_group(  # type: ignore[no-untyped-def]
+    q,
+    k,
+    v,
+    dy,
+    decay,
+    states,
+    ends,
+    dq,
+    dk,
+    length,
+    q_row,
+    q_time,
+    k_row,
+    k_time,
+    heads: tl.constexpr,
+    shared: tl.constexpr,
+    n: tl.constexpr,
+    p: tl.constexpr,
+    chunk: tl.constexpr,
+):
+    """dq and dk of one chunk of one group: sums over its heads, one after the other."""
     groups: tl.constexpr = heads // shared
     index = tl.program_id(0).to(tl.int64)
     row, group = (tl.program_id(1) // groups).to(tl.int64), tl.program_id(1) % groups
@@ -160,13 +221,6 @@ def _gradients(  # type: ignore[no-untyped-def]
     time = index * chunk + at
     inside = time < length
     rows = inside[:, None]
-    queries = tl.load(
-        q + row * q_row + time[:, None] * q_time + group * n + over_n[None, :], mask=rows, other=0.0
-    )
-    keys = tl.load(
-        k + row * k_row + time[:, None] * k_time + group * n + over_n[None, :], mask=rows, other=0.0
-    )
-    plain = tl.dot(queries, tl.trans(keys))
     causal = at[:, None] >= at[None, :]
     d_queries = tl.zeros([chunk, n], tl.float32)
     d_keys = tl.zeros([chunk, n], tl.float32)
@@ -175,35 +229,26 @@ def _gradients(  # type: ignore[no-untyped-def]
         head = group * shared + member
         total = tl.cumsum(tl.load(decay + (row * length + time) * heads + head, mask=inside, other=0.0), 0)
         last = tl.sum(tl.where(at == chunk - 1, total, 0.0), 0)
-        before, after = tl.exp(total), tl.exp(last - total)
         place = ((row * length + time[:, None]) * heads + head) * p + over_p[None, :]
         values = tl.load(v + place, mask=rows, other=0.0)
         d_out = tl.load(dy + place, mask=rows, other=0.0)
         of_state = ((row * chunks + index) * heads + head) * n * p + over_n[:, None] * p + over_p[None, :]
         state, end = tl.load(states + of_state), tl.load(ends + of_state)
-
         between = tl.exp(tl.where(causal, total[:, None] - total[None, :], -float("inf")))
-        d_scores = tl.dot(d_out, tl.trans(values)) * between
-        d_plain += d_scores
-        weighted = d_scores * plain
-        through_state = tl.dot(d_out, tl.trans(state)) * before[:, None]
-        through_end = tl.dot(values, tl.trans(end)) * after[:, None]
-        d_queries += through_state
-        d_keys += through_end
-        scores = (plain * between).to(d_out.dtype)
-        d_values = tl.dot(tl.trans(scores), d_out) + tl.dot(keys, end) * after[:, None]
-        tl.store(dv + place, d_values.to(dv.dtype.element_ty), mask=rows)
-
-        by_end = tl.sum(through_end * keys.to(tl.float32), 1)
-        d_total = tl.sum(weighted, 1) - tl.sum(weighted, 0) - by_end
-        d_total += tl.sum(through_state * queries.to(tl.float32), 1)
-        carried = tl.sum(tl.sum(state.to(tl.float32) * end.to(tl.float32), 1), 0) * tl.exp(last)
-        d_total += tl.where(at == chunk - 1, tl.sum(by_end, 0) + carried, 0.0)
-        later = tl.cumsum(d_total, 0, reverse=True)
-        tl.store(d_decay + (row * length + time) * heads + head, later, mask=inside)
+        d_plain += tl.dot(d_out, tl.trans(values)) * between
+        d_out = (d_out.to(tl.float32) * tl.exp(total)[:, None]).to(state.dtype)
+        d_queries = tl.dot(d_out, tl.trans(state), d_queries)
+        values = (values.to(tl.float32) * tl.exp(last - total)[:, None]).to(end.dtype)
+        d_keys = tl.dot(values, tl.trans(end), d_keys)
+    queries = tl.load(
+        q + row * q_row + time[:, None] * q_time + group * n + over_n[None, :], mask=rows, other=0.0
+    )
+    keys = tl.load(
+        k + row * k_row + time[:, None] * k_time + group * n + over_n[None, :], mask=rows, other=0.0
+    )
     d_plain = d_plain.to(keys.dtype)
-    d_queries += tl.dot(d_plain, keys)
-    d_keys += tl.dot(tl.trans(d_plain), queries)
+    d_queries = tl.dot(d_plain, keys, d_queries)
+    d_keys = tl.dot(tl.trans(d_plain), queries, d_keys)
     place = ((row * length + time[:, None]) * groups + group) * n + over_n[None, :]
     tl.store(dq + place, d_queries.to(dq.dtype.element_ty), mask=rows)
     tl.store(dk + place, d_keys.to(dk.dtype.element_ty), mask=rows)
@@ -275,30 +320,15 @@ def scan_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of `scan` by q, k, v and decay; the states are computed again rather than kept."""
     q, k, v, decay, dy = _strided(q), _strided(k), v.contiguous(), decay.contiguous(), dy.contiguous()
-    rows, length = v.shape[:2]
+    rows, length, heads, _ = v.shape
     states, ends = _states(k, v, decay, backward=False), _states(q, dy, decay, backward=True)
     dq, dk = (torch.empty_like(each, memory_format=torch.contiguous_format) for each in (q, k))
     dv, d_decay = torch.empty_like(v), torch.empty_like(decay)
-    _gradients[(states.shape[1], rows * q.shape[2])](
-        q,
-        k,
-        v,
-        dy,
-        decay,
-        states,
-        ends,
-        dq,
-        dk,
-        dv,
-        d_decay,
-        length,
-        q.stride(0),
-        q.stride(1),
-        k.stride(0),
-        k.stride(1),
-        **_sizes(q, v),
-        num_warps=8,
-    )
+    sizes = _sizes(q, v)
+    given = (q, k, v, dy, decay, states, ends)
+    strides = (length, q.stride(0), q.stride(1), k.stride(0), k.stride(1))
+    _by_head[(states.shape[1], rows * heads)](*given, dv, d_decay, *strides, **sizes, num_warps=4)
+    _by_group[(states.shape[1], rows * q.shape[2])](*given, dq, dk, *strides, **sizes, num_warps=8)
     return dq, dk, dv, d_decay
 
 
