@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from lora_suite.blueprint.shape import HybridShape, ModelShape
 from lora_suite.train.backends.dtensor.fast.hybrid import HybridDecoder, Parts
+from lora_suite.train.batch import MicroBatch, Segments
 from lora_suite.train.fast.experts import FramedExperts, StackedExperts
 from lora_suite.train.fast.linears import FramedLinear, StackedLinear, refresh
 from lora_suite.train.lora.adapter import Adapter
@@ -16,7 +17,7 @@ from lora_suite.train.lora.experts import ExpertAdapter
 from lora_suite.train.models.mamba import MambaSizes
 from lora_suite.train.models.router import Routes
 from tests.train.dtensor.ranks import LORA, TINY_HYBRID, Setting, run_ranks
-from tests.train.dtensor.test_fast import BLOCK, PADDED, build_fast, refusal, resumed, switched, trace
+from tests.train.dtensor.test_fast import BLOCK, PADDED, build_fast, refusal, resumed, switched, trace, wake
 from tests.train.lora.adapters import bank_of, spec
 from tests.train.models.test_mamba import nemotron  # noqa: F401
 
@@ -277,3 +278,32 @@ def test_its_state_comes_back(tmp_path, overrides):
 def test_what_it_cannot_do_is_named(overrides, reason):
     assert refusal(hybrid(*PER_EXPERT), memory=2**40) is None
     assert reason in str(refusal(hybrid(LORA, PADDED, *overrides), memory=2**40))
+
+
+def packed_and_apart(setting):
+    """Loss and gradients of rows of different lengths, packed and one by one."""
+    generator = torch.Generator().manual_seed(3)
+    rows = [torch.randint(0, 256, (length + 1,), generator=generator) for length in (5, 1, 7, 3)]
+    lengths = tuple(len(row) - 1 for row in rows)
+    packed = MicroBatch(
+        torch.cat([row[:-1] for row in rows])[None],
+        torch.cat([row[1:] for row in rows])[None],
+        torch.cat([torch.arange(length) for length in lengths])[None],
+        Segments.of(lengths),
+    )
+    apart = [MicroBatch(row[None, :-1], row[None, 1:]) for row in rows]
+    seen = []
+    for batches in ([packed], apart):
+        backend = build_fast(setting)
+        wake(backend)
+        loss = backend.forward_backward(batches, sum(lengths))
+        backend.sync_gradients()
+        seen.append((loss.item(), backend.bank.master_gradient.clone()))
+    return seen
+
+
+def test_packed_rows_train_like_rows_apart(tmp_path):
+    setting = hybrid(*PER_EXPERT, "policy.sequence_packing.enabled=true", precision="float64")
+    packed, apart = run_ranks(1, tmp_path / "ranks", packed_and_apart, setting)[0]
+    assert packed[0] == pytest.approx(apart[0], rel=1e-12)
+    torch.testing.assert_close(packed[1], apart[1], rtol=1e-9, atol=1e-14)
