@@ -15,6 +15,11 @@ channels of queries and of keys; I: those of the MLP; w: bytes of an element, W:
     other linears         input and output of each: experts as often as a token meets them
     Mamba                 besides its linears what the convolution gives, and the gated norm's input in
                           float32; what the scan keeps is left out
+
+The fast path of a hybrid model keeps of experts one input, h·w, and the hidden states of those that a token
+meets; of the shared one its hidden states before and after the activation, and with adapters a copy of the
+input; of Mamba the projection, the convolution's output, the scan's input and output and one decay a head.
+Rows are sorted by expert anew in the backward pass, and the scan's states are computed anew.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lora_suite.blueprint.linears import Linear, conv_channels
-from lora_suite.blueprint.shape import ModelShape
+from lora_suite.blueprint.shape import HybridShape, ModelShape
 
 _APART = ("mamba_in", "mamba_out", "experts", "shared")
 
@@ -71,11 +76,34 @@ def _of_layer(shape: ModelShape, linears: Sequence[Linear], keeping: Keeping) ->
         split += _gated(shape.intermediate, keeping, keeping.needs_input(kinds["down"]))
     elif "up" in kinds:
         split += sum(_both_ends(kinds[kind], keeping) for kind in ("up", "down") if kind in kinds)
+    if keeping.lean and shape.hybrid is not None:
+        return whole + split + _lean_mixer(shape.hybrid, linears, keeping)
     apart = sum(_both_ends(linear, keeping) for linear in linears if linear.kind in _APART)
     if "mamba_in" in kinds and shape.hybrid is not None:
         inner = shape.hybrid.mamba_heads * shape.hybrid.mamba_head_dim
         apart += conv_channels(shape.hybrid) * keeping.width + inner * keeping.wide
     return whole / (keeping.tensor if keeping.sequence else 1) + split / keeping.tensor + apart
+
+
+def _lean_mixer(hybrid: HybridShape, linears: Sequence[Linear], keeping: Keeping) -> float:
+    """What a Mamba mixer or experts keep on the fast path."""
+    elements = decays = 0.0
+    by_kind: dict[str, list[Linear]] = {}
+    for linear in linears:
+        by_kind.setdefault(linear.kind, []).append(linear)
+    if "mamba_in" in by_kind:
+        (projection,), (out,) = by_kind["mamba_in"], by_kind["mamba_out"]
+        elements += projection.out_features + conv_channels(hybrid) + 2 * out.in_features
+        elements += sum(each.in_features for each in (projection, out) if keeping.needs_input(each))
+        decays = 4.0 * hybrid.mamba_heads
+    if "experts" in by_kind:
+        up = by_kind["experts"][0]
+        elements += up.in_features + up.active * up.out_features
+        wide, narrow = by_kind["shared"]
+        elements += wide.out_features
+        elements += wide.in_features if keeping.needs_input(wide) and not keeping.full else 0
+        elements += narrow.in_features if keeping.needs_input(narrow) else 0
+    return elements * keeping.width + decays
 
 
 def _norms(shape: ModelShape, keeping: Keeping) -> float:
