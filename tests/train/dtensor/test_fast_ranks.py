@@ -5,10 +5,16 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
+from lora_suite.train.backends.dtensor import fast
 from tests.train.dtensor.fast_ranks import MAX_NORM, TP, build, different, train, train_each
 from tests.train.dtensor.ranks import LORA, TINY, Setting, run_ranks
 
@@ -89,3 +95,39 @@ def test_a_resumed_training_goes_on_bit_by_bit(tmp_path, layout):
         for straight, resumed in results:
             assert straight["seen"] == resumed["seen"]
             assert different(straight["values"], resumed["values"]) == []
+
+
+PROGRAM = """
+import sys
+from functools import partial
+from pathlib import Path
+import torch
+from lora_suite.train.backends.dtensor import fast
+from lora_suite.train.program import Program
+torch.set_num_threads(1)
+sys.exit(Program(Path(sys.argv[1]), partial(fast.build, gpu=False)).run())
+"""
+
+
+@pytest.mark.slow
+def test_every_invariant_of_a_tensor_parallel_run_holds(new_run, tmp_path):
+    one, two = new_run("one"), new_run("two")
+    assert one.train(LORA, backend=partial(fast.build, gpu=False)) == 0
+    two.write_job(LORA, TP, "cluster.gpus_per_node=2")
+    script = tmp_path / "rank.py"
+    script.write_text(PROGRAM)
+    root = Path(__file__).resolve().parents[3]
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            *(str(script), str(two.folder)),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
+        cwd=root,
+        timeout=120,
+        check=True,
+    )
+    losses = [list(run.metrics["train/loss"].values()) for run in (one, two)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-11)
+    assert [each.name for each in two.record.invariants if each.ok is False] == []
+    assert {"replicas_equal", "frozen_unchanged"} <= {each.name for each in two.record.invariants if each.ok}
