@@ -30,7 +30,7 @@ def test_the_compiled_update_keeps_weight_and_remainder_together() -> None:
             gradients = [draw(*each.shape) for each in weights]
             corrections = [1.0 - beta**step for beta in BETAS]
             scalars = torch.tensor([0.5, 1e-3, *corrections], device="cuda").unbind()
-            update(remainders, *moments, gradients, weights, scalars, BETAS, 1e-8, 0.1, True)
+            update(remainders, moments[0], moments[1], gradients, weights, scalars, BETAS, 1e-8, 0.1, True)
         masters.append([join(*pair) for pair in zip(weights, remainders, strict=True)])
         for master, weight in zip(masters[-1], weights, strict=True):
             assert torch.equal(master.bfloat16(), weight)
