@@ -29,6 +29,13 @@ WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 _GATHERED_LAYERS = 2  # the one at work, and the next, which is prefetched
 _CHUNK = 512  # tokens of which the fast path holds logits, `lora_suite.train.fast.head_loss.CHUNK`
 _FLOAT32_LOGITS = 2**26  # logits in float32 at a time, `lora_suite.train.token_loss.ELEMENTS_AT_ONCE`
+# Megatron's fused linears, by the kinds of their parts.
+_WHOLE = {
+    **dict.fromkeys(("q", "k", "v"), "linear_qkv"),
+    "o": "linear_proj",
+    **dict.fromkeys(("gate", "up"), "linear_fc1"),
+    "down": "linear_fc2",
+}
 _FRAME = 8  # the fast path pads ranks of a stack to a multiple of this
 
 
@@ -165,16 +172,6 @@ def _full_state(
     wide = max(4, width)
     master, moments = (wide if width < wide else 0), moment_bytes(recipe)
     kept = held.sharded(layout)
-    if recipe.policy.backend == "megatron":
-        split = layout.data if recipe.policy.megatron_cfg.optimizer.use_distributed_optimizer else 1
-        return {
-            "weights": int(width * held.all),
-            "optimizer": int((master + moments) * held.all / split),
-            "adapters": 0,
-            "gradients": int(wide * held.all),
-            "gathered": 0,
-            "fresh": 0,
-        }
     if fast:
         # Several ranks share the update: each has the sums of its part, and of the rest a bucket at a time.
         alone = layout.data == 1
@@ -188,6 +185,16 @@ def _full_state(
             "gradients": int(sums),
             "gathered": 0,
             "fresh": int(width * held.all if alone else bucket),
+        }
+    if recipe.policy.backend == "megatron":
+        split = layout.data if recipe.policy.megatron_cfg.optimizer.use_distributed_optimizer else 1
+        return {
+            "weights": int(width * held.all),
+            "optimizer": int((master + moments) * held.all / split),
+            "adapters": 0,
+            "gradients": int(wide * held.all),
+            "gathered": 0,
+            "fresh": 0,
         }
     return {
         "weights": int(wide * kept),
@@ -247,12 +254,13 @@ def _frames(blueprint: Blueprint) -> int:
     """Elements that the fast path's frozen matrices are larger than their weights: [[W, s·B], [A, 0]]."""
     rank, total = blueprint.rank or 0, 0
     adapted = {site.name for site in blueprint.adapters}
+    fused = {(site.layer, site.kind) for site in blueprint.adapters}
     stacks: dict[tuple[int | None, str], list[Linear]] = {}
-    of_kind = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}
     for linear in blueprint.linears:
-        stacks.setdefault((linear.layer, of_kind.get(linear.kind, linear.kind)), []).append(linear)
-    for members in stacks.values():
-        frame = rank * sum(linear.name in adapted for linear in members)
+        stacks.setdefault((linear.layer, _WHOLE.get(linear.kind, linear.kind)), []).append(linear)
+    for stack, members in stacks.items():
+        apart = sum(linear.name in adapted for linear in members)
+        frame = rank * (apart or int(stack in fused))
         frame += -frame % _FRAME
         outputs = sum(linear.out_features for linear in members)
         total += frame * (outputs + members[0].in_features + frame)
@@ -297,12 +305,4 @@ def trains(blueprint: Blueprint) -> Callable[[Linear], bool]:
         return lambda linear: True
     adapted = {site.name for site in blueprint.adapters}
     fused = {(site.layer, site.kind) for site in blueprint.adapters}
-    whole = {
-        "q": "linear_qkv",
-        "k": "linear_qkv",
-        "v": "linear_qkv",
-        "o": "linear_proj",
-        "down": "linear_fc2",
-    }
-    whole |= {"gate": "linear_fc1", "up": "linear_fc1"}
-    return lambda linear: linear.name in adapted or (linear.layer, whole.get(linear.kind, "")) in fused
+    return lambda linear: linear.name in adapted or (linear.layer, _WHOLE.get(linear.kind, "")) in fused

@@ -37,6 +37,11 @@ def local_device() -> torch.device:
     return device
 
 
+def device_name(device: torch.device) -> str:
+    """A GPU's model as CUDA names it; empty of a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
 def device_memory(device: torch.device) -> int | None:
     """Bytes of a GPU's memory; None of a CPU, whose memory is not the training's alone."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None

@@ -33,7 +33,7 @@ from lora_suite.train.metrics import MetricsWriter
 from lora_suite.train.monitor import MemoryMonitor
 from lora_suite.train.nvml import Gpus
 from lora_suite.train.out_of_memory import explain_memory
-from lora_suite.train.process import device_memory, local_device, process_group, seed_ranks
+from lora_suite.train.process import device_memory, device_name, local_device, process_group, seed_ranks
 from lora_suite.train.profiling import profile_steps
 from lora_suite.train.reporter import Reporter, Speed, open_sinks
 from lora_suite.train.watch import GpuWatch
@@ -324,9 +324,7 @@ def _speed(recipe: Recipe, parts: Parts) -> Speed:
     blueprint = parts.blueprint
     if blueprint.model is None:
         return Speed(recipe.world_size, None, None)
-    gpu = None
-    if torch.cuda.is_available():
-        gpu = find_gpu(torch.cuda.get_device_name(), recipe.policy.precision)
+    gpu = find_gpu(device_name(parts.backend.topology.device), recipe.policy.precision)
     return Speed(
         world_size=recipe.world_size,
         flops_per_slot=blueprint.flops_per_token("full" if blueprint.rank is None else "lora"),

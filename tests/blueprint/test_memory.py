@@ -11,7 +11,7 @@ from lora_suite.blueprint import preflight
 from lora_suite.blueprint.layout import rank_layout
 from lora_suite.blueprint.memory import MemoryEstimate, estimate_memory
 from lora_suite.config import load_recipe
-from tests.config.helpers import MEGATRON, RECIPES, TINY, TINY_LORA
+from tests.config.helpers import MEGATRON, RECIPES, TINY, TINY_LORA, TINY_MEGATRON_LORA
 
 GIB = 2**30
 BILLION, EIGHT = RECIPES / "sft-llama3.2-1b-1n1g-fsdp2.yaml", RECIPES / "sft-llama3.1-8b-1n8g-fsdp2tp1.yaml"
@@ -108,6 +108,15 @@ def test_adapters_by_hand() -> None:
     assert framed.adapters - plain.adapters == 2 * 2 * (qkv + o + gate_up + down)
 
 
+def test_frames_of_fused_linears_have_one_adapter_each() -> None:
+    keys = ["policy.megatron_cfg.lora_cfg.fused=true", "policy.precision=bfloat16", "cluster.gpus_per_node=1"]
+    keys.append("policy.megatron_cfg.tensor_model_parallel_size=1")
+    plain, framed = (estimate(TINY_MEGATRON_LORA, *keys, fast=fast) for fast in (False, True))
+    assert plain.adapters == 13_312 * 20
+    frames = 8 * ((128 + 64 + 8) + (64 + 64 + 8) + (256 + 64 + 8) + (64 + 128 + 8))
+    assert framed.adapters - plain.adapters == 2 * 2 * frames
+
+
 def test_nothing_is_kept_for_linears_without_an_adapter() -> None:
     whole = estimate(TINY_LORA, "policy.precision=bfloat16")
     some = estimate(
@@ -156,6 +165,8 @@ def test_megatron_keeps_gradients_and_shards_its_optimizer() -> None:
     two = [*MEGATRON, *rows(1, 2048, gpus=2)]
     found = estimate(BILLION, *two)
     assert (found.weights, found.gradients, found.optimizer) == (2 * params, 4 * params, 6 * params)
+    fast = estimate(BILLION, *two, fast=True)
+    assert (fast.gradients, fast.optimizer) == (2 * params, 6 * params)
     key = "policy.megatron_cfg.optimizer.use_distributed_optimizer=false"
     assert estimate(BILLION, *two, key).optimizer == 12 * params
 

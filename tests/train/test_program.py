@@ -246,3 +246,41 @@ def test_a_fast_path_that_is_left_while_training_is_recorded(
     run.train()
     assert run.record.fast_path is not None
     assert run.record.fast_path.reason == "a shape cannot be captured"
+
+
+@pytest.mark.parametrize("arm", [(), (LORA, "policy.dtensor_cfg.lora_cfg.dim=8")])
+def test_a_gpu_with_known_peaks_gives_every_step_a_floor(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arm: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(program, "device_name", lambda device: "NVIDIA H200")
+    run.train(*arm, "policy.precision=bfloat16", "data.pad_to_max_length=true")
+    metrics, record = run.metrics, run.record
+    assert record.floor is not None
+    # The tiny Llama: 94,208 matrix elements in 115,008 parameters, four rows of 64 slots.
+    operations = (4 if arm else 6) * 94_208 + 6 * 2 * 64 * 64 + (6 * 16_384 if arm else 0)
+    assert record.floor.arithmetic == pytest.approx(4 * 64 * operations / 989.4e12)
+    assert record.floor.update == pytest.approx(28 * (16_384 if arm else 115_008) / 4.8e12)
+    for step, floor in metrics["performance/floor_seconds"].items():
+        assert floor == pytest.approx(record.floor.update + max(record.floor.arithmetic, record.floor.memory))
+        assert metrics["performance/floor_ratio"][step] == pytest.approx(
+            metrics["timing/train/step_time"][step] / floor
+        )
+
+
+def test_how_weights_are_held_and_what_is_expected_is_recorded(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.train("policy.precision=float32")
+    memory = run.record.memory
+    assert memory is not None
+    assert (memory.sharding, memory.replicas, memory.shards, memory.device_gib) == ("replicate", 1, 1, None)
+    assert memory.expected_gib["weights"] == pytest.approx(4 * 115_008 / 2**30)
+    assert "memory: weights held whole (replicate); the memory model expects " in capsys.readouterr().out
+
+
+def test_a_training_that_is_too_large_is_warned_of(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "device_memory", lambda device: 2**20)
+    run.train()
+    assert "warning: that is more than the GPU has room for" in capsys.readouterr().err

@@ -7,7 +7,9 @@ import json
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 
+from lora_suite.train.backends.dtensor.parallel import decoder_layers
 from tests.train.dtensor.ranks import (
     LORA,
     TINY,
@@ -83,6 +85,28 @@ def test_two_data_parallel_ranks_with_recomputation(tmp_path, lora):
 @pytest.mark.parametrize("lora", [(LORA,), ()], ids=["lora", "full"])
 def test_two_tensor_parallel_ranks(tmp_path, lora):
     check(tmp_path, 2, (*lora, tp(2)), micros=(2,))
+
+
+def prefetched(setting):
+    """Names of the modules that each sharded layer gathers ahead."""
+    model = setting.build().model
+    states = {id(each._get_fsdp_state()): name for name, each in model.named_modules() if is_sharded(each)}
+    layers = [each for _, each in decoder_layers(model) if is_sharded(each)]
+    return [
+        [states[id(state)] for state in each._get_fsdp_state()._states_to_forward_prefetch] for each in layers
+    ]
+
+
+def is_sharded(module):
+    return isinstance(module, FSDPModule)
+
+
+@pytest.mark.slow
+def test_each_sharded_layer_gathers_the_next_one_ahead(tmp_path):
+    for rank in run_ranks(2, tmp_path / "ranks", prefetched, Setting((LORA,), world=2)):
+        assert rank == [["model.layers.1"], []]
+    for rank in run_ranks(2, tmp_path / "whole", prefetched, Setting((LORA, replicas(2)), world=2)):
+        assert rank == []
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from lora_suite.train.backends.dtensor.parallel import (
     build_layout,
     check_family,
     decoder_layers,
+    prefetch_layers,
     shard,
     split_layers,
 )
@@ -94,6 +95,8 @@ def build(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch
     sharded = layout.shards.size > 1 or masters or (bank is None and topology.dp.size > 1)
     ignored = set(bank.parameters()) if bank is not None else set()
     place(model, source, device, partial(wrap, masters=masters, ignored=ignored) if sharded else None)
+    if layout.shards.size > 1:
+        prefetch_layers(model)
     if parallel.activation_checkpointing:
         recompute_layers(model, bank.generator if bank is not None else None)
     model.train()

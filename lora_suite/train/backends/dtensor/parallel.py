@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -180,3 +181,14 @@ def shard(
     wrapped = cast(FSDPModule, module)
     wrapped.set_force_sum_reduction_for_comms(True)
     wrapped.set_gradient_divide_factor(1.0)
+
+
+def prefetch_layers(model: PreTrainedModel) -> None:
+    """Gather each sharded layer while the one before it computes, and what is sharded in it by itself.
+
+    Forward, FSDP2 asks for a layer's weights only when the host gets there, which is too late where a step
+    waits for the host. Backward it looks ahead by itself, in the reverse order of what has run.
+    """
+    for (_, one), (_, following) in pairwise(decoder_layers(model)):
+        parts: list[FSDPModule] = [each for each in following.modules() if isinstance(each, FSDPModule)]
+        cast(FSDPModule, one).set_modules_to_forward_prefetch(parts)
