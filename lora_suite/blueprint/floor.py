@@ -22,9 +22,9 @@ expert parallelism sends each token to its experts and back in each direction. R
 share the update (ZeRO, arXiv 1910.02054): gradients are reduced to parts, weights gathered. With LoRA no
 gradient of a frozen weight crosses ranks; adapters' are summed.
 
-update: of full SFT in bfloat16 28 bytes a parameter cross memory: gradient (2), master (4), moments (4 + 4)
-are read, the latter three and the weight (2) written, shared among data parallel ranks; of LoRA the same of
-the adapters alone, on every rank.
+update: of full SFT in bfloat16 26 bytes a parameter cross memory: the gradient (2) is read, master (4) and
+moments (4 + 4) are read and written; the weight is its master's upper half. Data parallel ranks share that.
+Of LoRA the same of the adapters alone, on every rank.
 
 Left out: recomputation, bubbles of a pipeline, norms' and attention's own traffic, the optimizer's sums over
 ranks, launches. Sources: the ring algorithms' costs are Thakur, Rabenseifner and Gropp, Optimization of
@@ -160,9 +160,8 @@ class StepFloor:
 
     @cached_property
     def _update(self) -> float:
-        """Bytes that the optimizer moves: all but the weight and its gradient are read and written."""
-        wide = max(4, self._width)
-        each = 2 * self._width + 2 * (wide + moment_bytes(self.recipe))
+        """Bytes that the optimizer moves: the gradient is read, master and moments are read and written."""
+        each = self._width + 2 * (max(4, self._width) + moment_bytes(self.recipe))
         if not self._full:
             return each * local_adapter_params(self.blueprint, self.layout)
         held, layout = self._params, self.layout
