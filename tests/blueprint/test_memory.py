@@ -185,11 +185,7 @@ def test_routed_experts_are_the_weights_and_a_token_keeps_those_it_meets() -> No
 
 def test_the_fast_path_of_a_hybrid_model_needs_what_was_measured() -> None:
     """The whole model on one H200, as docs/performance.md notes it; its capture included."""
-    path = RECIPES / "sft-nanov3-30ba3b-2n8g-fsdp2-lora.yaml"
-    lora = [
-        "policy.dtensor_cfg.lora_cfg." + key for key in ("dim=8", "experts=per_expert", "exclude_modules=[]")
-    ]
-    found = estimate(path, *lora, "cluster.num_nodes=1", *rows(8, 2048), fast=True)
+    found = estimate(RECIPES / "sft-nanov3-30ba3b-1n1g-fsdp2-lora.yaml", *rows(8, 2048), fast=True)
     # Projection and its input, convolution, the scan's input and output, out's input; and the residual.
     mamba = 10_304 + 2688 + 6144 + 3 * 4096 + 2688 + 64 * 4 / 2
     experts = 2688 + 6 * 1856 + 2688 + 2 * 3712 + 2688
