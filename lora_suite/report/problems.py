@@ -63,14 +63,18 @@ def problems(verdict: SuiteVerdict, *, brief: bool) -> list[Problem]:
 
 
 def short_name(expression: str) -> str:
-    """A pair check in few words: `lora/full step_time`, `train/loss max_rel_diff`; other forms in full."""
+    """A pair check in few words: `lora/full step_time`, `train/loss max_rel_diff`; other forms in full.
+
+    Which arm is over which stands there for every function that tells them apart.
+    """
     form = pair_form(expression)
     if form is None:
         return expression
     metrics = dict.fromkeys(name.removeprefix("timing/train/") for _, name in (form.left, form.right))
-    if form.function == "ratio":
-        return f"{form.left[0]}/{form.right[0]} {' '.join(metrics)}"
-    return f"{' '.join(metrics)} {form.function}"
+    words = [*metrics, *([form.function] if form.function != "ratio" else [])]
+    if form.function.endswith("ratio"):
+        words.insert(0, f"{form.left[0]}/{form.right[0]}")
+    return " ".join(words)
 
 
 def health_flags(runs: Sequence[RunVerdict]) -> list[tuple[str, str]]:

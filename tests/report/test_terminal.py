@@ -315,6 +315,8 @@ def test_the_last_line(changes, line):
         (RATIO, "lora/full step_time"),
         ('ratio(a["train/loss"], b["validation/loss"], 5) <= 1', "a/b train/loss validation/loss"),
         ('max_rel_diff(a["train/loss"], b["train/loss"]) < 1e-4', "train/loss max_rel_diff"),
+        (RATIO.replace("ratio", "tail_ratio"), "lora/full step_time tail_ratio"),
+        ('peak_ratio(a["memory/x"], b["memory/x"]) < 1', "a/b memory/x peak_ratio"),
         ('max(a["x"]) < max(b["x"])', 'max(a["x"]) < max(b["x"])'),
         ("not an expression", "not an expression"),
     ],
