@@ -138,13 +138,15 @@ def adam_update(
 class MasterWeights:
     """Trains every parameter of a model, with the methods of an `AdapterBank`.
 
-    weights: this rank's part. compiled: whether the update is compiled.
+    weights: this rank's part, all of one dtype. compiled: whether the update is compiled.
     """
 
     def __init__(self, weights: Weights, topology: Topology, config: Optimizer, compiled: bool) -> None:
         self._of = weights
         self._topology = topology
         tensors = weights.tensors
+        if len({each.dtype for each in tensors}) != 1:
+            raise ValueError("weights of several dtypes are not updated together")
         narrow = tensors[0].dtype == torch.bfloat16
         dtype = torch.float32 if narrow else tensors[0].dtype
         self._remainders = [torch.zeros_like(each, dtype=torch.int16) for each in tensors] if narrow else None
