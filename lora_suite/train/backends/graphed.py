@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -62,7 +62,7 @@ class GraphedBackend(TrainedBackend):
         self._gpu = gpu
         wide = torch.promote_types(dtype, torch.float32)
         self._weight = torch.ones((), dtype=wide, device=topology.device)
-        self._of_chunk = torch.compile(of_chunk, dynamic=False) if gpu else of_chunk
+        self._of_chunk = _compiled(of_chunk, wide) if gpu else of_chunk
         self._dtype = dtype
         self._captured: dict[Shape, CapturedPass] = {}
         self._room = Room()
@@ -73,8 +73,9 @@ class GraphedBackend(TrainedBackend):
                 self.bank.listeners.append(each.refresh)
                 each.refresh()
             if framed:
-                self.bank.listeners.append(partial(refresh, framed))
-                refresh(framed)
+                copy = _frame_copies(self.bank, framed) if gpu else partial(refresh, framed)
+                self.bank.listeners.append(copy)
+                copy()
 
     @abstractmethod
     def _loss(
@@ -161,3 +162,24 @@ class GraphedBackend(TrainedBackend):
         if self._full is not None:
             self._full.reduced()
         return loss.detach()
+
+
+def _compiled(of_chunk: ChunkLoss, dtype: torch.dtype) -> ChunkLoss:
+    """A kernel for whole logits in at most float32, otherwise what the compiler makes."""
+    if of_chunk is chunk_loss and dtype == torch.float32:
+        from lora_suite.train.fast import loss_kernel
+
+        return loss_kernel.chunk_loss
+    return torch.compile(of_chunk, dynamic=False)
+
+
+def _frame_copies(bank: AdapterBank, framed: Sequence[FramedLinear]) -> Callable[[], None]:
+    from lora_suite.train.fast.update_kernels import FrameCopies
+
+    factors, targets, scaled = [], [], []
+    for linear in framed:
+        for adapter, a, b in zip(linear.by_position.values(), *linear.frame_parts(), strict=True):
+            factors += [adapter.a, *adapter.b.view(len(b), -1, b.shape[2]).unbind()]
+            targets += [a, *b.unbind()]
+            scaled += [False, *len(b) * [True]]
+    return FrameCopies(bank.compute, factors, targets, scaled, framed[0].scale)

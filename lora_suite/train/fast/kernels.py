@@ -64,14 +64,10 @@ def _(gate_up: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     return gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2 + len(a))
 
 
-@torch.library.custom_op("lora_suite::gated_backward", mutates_args=())
-def gated_backward(gate_up: torch.Tensor, d_act: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """[d, d·b] [tokens, 2 · width + R], where d is the gradient by gate_up [tokens, 2 · width].
-
-    d_act: the gradient by act [tokens, width]; b [2 · width, R], where R may be 0.
-    """
-    tokens, twice, rank = len(gate_up), gate_up.shape[1], b.shape[1]
-    out = gate_up.new_empty(tokens, twice + rank)
+def gated_gradient(gate_up: torch.Tensor, d_act: torch.Tensor, room: int) -> torch.Tensor:
+    """The gradient by gate_up [tokens, 2 · width] from that by act, beside `room` columns not yet written."""
+    tokens, twice = gate_up.shape
+    out = gate_up.new_empty(tokens, twice + room)
     _gated_backward[_grid(tokens, twice // 2)](
         gate_up,
         d_act,
@@ -83,7 +79,18 @@ def gated_backward(gate_up: torch.Tensor, d_act: torch.Tensor, b: torch.Tensor) 
         block=_BLOCK,
         num_warps=_WARPS,
     )
-    if rank:
+    return out
+
+
+@torch.library.custom_op("lora_suite::gated_backward", mutates_args=())
+def gated_backward(gate_up: torch.Tensor, d_act: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """[d, d·b] [tokens, 2 · width + R], where d is the gradient by gate_up [tokens, 2 · width].
+
+    d_act: the gradient by act [tokens, width]; b [2 · width, R], where R may be 0.
+    """
+    twice = gate_up.shape[1]
+    out = gated_gradient(gate_up, d_act, b.shape[1])
+    if b.shape[1]:
         torch.mm(out[:, :twice], b, out=out[:, twice:])
     return out
 

@@ -17,6 +17,8 @@ the adapters' parameters, made whenever these change.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -24,8 +26,34 @@ from torch import nn
 
 from lora_suite.train.lora.adapter import Adapter
 
-_ALIGNMENT = 8
-"""Columns of the frame are padded to 16 bytes of bfloat16, which matrix units ask of a row's stride."""
+_ALIGNMENT = 16
+"""Columns of the frame are padded to what a matrix unit multiplies at once."""
+THIN = 64
+"""Columns of a frame up to which `ThinOps` pay: beyond, its products are no longer bound by memory."""
+
+
+@dataclass(frozen=True)
+class ThinOps:
+    """Operations for frames of few columns, which read each activation once: those of `thin_kernels`.
+
+    framed_backward: `thin_framed_backward`. mlp_backward: `thin_mlp_backward`.
+    """
+
+    framed_backward: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    mlp_backward: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Thin:
+    """A framed linear's thin operations, and where they put its factors' gradients in one flat vector.
+
+    rows [entries, 4] and bases [adapters]: see `thin_kernels`. size: of the vector.
+    """
+
+    ops: ThinOps
+    rows: torch.Tensor
+    bases: torch.Tensor
+    size: int
 
 
 class StackedLinear(nn.Module):
@@ -85,6 +113,34 @@ class FramedLinear(nn.Module):
         self.register_buffer("bias", torch.empty(self.out, dtype=dtype, device=device) if bias else None)
         self.matrix: torch.Tensor
         self.bias: torch.Tensor | None
+        self._leaf: tuple[nn.Parameter, ...] = ()
+        self.thin: Thin | None = None
+
+    def join(self, leaf: nn.Parameter | None) -> None:
+        """Hand gradients to the adapters' factors as one flat parameter: A and B of each adapter in turn."""
+        # In a tuple: the factors are the adapters' parameters, not this module's as well.
+        self._leaf = () if leaf is None else (leaf,)
+
+    def use(self, ops: ThinOps) -> None:
+        """Take these operations where the frame is thin enough for them."""
+        layout = self.layout
+        if len(self.matrix) - self.out > THIN:
+            return
+        sizes = [size for part in layout.sizes for size in part]
+        *begins, size = accumulate(sizes, initial=0)
+        rows = [
+            (
+                group * layout.out // layout.groups + start,
+                group * layout.out // layout.groups + stop,
+                index * layout.rank,
+                begins[2 * index + 1] + group * (stop - start) * layout.rank,
+            )
+            for index, (start, stop) in enumerate(layout.rows)
+            for group in range(layout.groups)
+        ]
+        table = torch.tensor(rows, dtype=torch.int32, device=self.matrix.device)
+        bases = torch.tensor(begins[::2], dtype=torch.int32, device=self.matrix.device)
+        self.thin = Thin(ops, table, bases, size)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -116,8 +172,10 @@ class FramedLinear(nn.Module):
 
     @property
     def factors(self) -> list[torch.Tensor]:
-        """A and B of each adapter in turn: what the operation's gradients are of."""
-        return [factor for adapter in self.by_position.values() for factor in (adapter.a, adapter.b)]
+        """What the operation's gradients are of: A and B of each adapter in turn, or all of them as one."""
+        return list(self._leaf) or [
+            factor for adapter in self.by_position.values() for factor in (adapter.a, adapter.b)
+        ]
 
     @property
     def layout(self) -> Layout:
@@ -131,7 +189,7 @@ class FramedLinear(nn.Module):
         """x [tokens, in] to y [tokens, sum of out_i]; without the adapters where they are switched off."""
         if self.enabled:
             apply = cast(Callable[..., torch.Tensor], _Framed.apply)
-            y = apply(x, self.matrix, self.layout, *self.factors)
+            y = apply(x, self.matrix, self.layout, self.thin, *self.factors)
         else:
             y = x @ self.weight.t()
         return y if self.bias is None else y + self.bias
@@ -150,26 +208,42 @@ class Layout(NamedTuple):
     rows: tuple[tuple[int, int], ...]
     groups: int
 
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Elements of A and of B of each adapter."""
+        rank = self.rank
+        return [(rank * self.inputs, self.groups * (stop - start) * rank) for start, stop in self.rows]
+
 
 class _Framed(torch.autograd.Function):
     """y = [x, t]·[W, s·B]ᵀ; the factors are arguments so that autograd hands them their gradients."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, matrix: torch.Tensor, layout: Layout, *factors: torch.Tensor
+        ctx: Any,
+        x: torch.Tensor,
+        matrix: torch.Tensor,
+        layout: Layout,
+        thin: Thin | None,
+        *factors: torch.Tensor,
     ) -> torch.Tensor:
         wide = torch.cat([x, x @ matrix[layout.out :, : layout.inputs].t()], 1)
         ctx.save_for_backward(wide, matrix)
-        ctx.layout = layout
+        ctx.layout, ctx.thin, ctx.count = layout, thin, len(factors)
         return wide @ matrix[: layout.out].t()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        dy, layout = gradients[0], ctx.layout
+        dy, layout, thin, needed = gradients[0], ctx.layout, ctx.thin, ctx.needs_input_grad[0]
         wide, matrix = ctx.saved_tensors
+        if thin is not None:
+            dx, flat = thin.ops.framed_backward(
+                dy, wide, matrix, thin.rows, thin.bases, layout.rank, layout.scale, thin.size, needed
+            )
+            return dx if needed else None, None, None, None, *from_flat(flat, layout, ctx.count)
         u = dy @ matrix[: layout.out, layout.inputs :]
-        dx = torch.cat([dy, u], 1) @ matrix[:, : layout.inputs] if ctx.needs_input_grad[0] else None
-        return dx, None, None, *factor_gradients(layout, dy, u, wide)
+        dx = torch.cat([dy, u], 1) @ matrix[:, : layout.inputs] if needed else None
+        return dx, None, None, None, *handed(factor_gradients(layout, dy, u, wide), ctx.count)
 
 
 def factor_gradients(
@@ -189,6 +263,22 @@ def factor_gradients(
             db = whole[:, start:stop, part].flatten(0, 1)
         gradients += [da[part], db]
     return gradients
+
+
+def handed(gradients: list[torch.Tensor], count: int) -> list[torch.Tensor]:
+    """Gradients of A and B of each adapter in turn, as autograd wants them: one each, or one of all."""
+    if count == len(gradients):
+        return gradients
+    return [torch.cat([gradient.flatten() for gradient in gradients])]
+
+
+def from_flat(flat: torch.Tensor, layout: Layout, count: int) -> list[torch.Tensor]:
+    """The same from a flat vector of them all."""
+    if count == 1:
+        return [flat]
+    parts = torch.split(flat, [size for pair in layout.sizes for size in pair])
+    shapes = [shape for _ in layout.rows for shape in ((layout.rank, layout.inputs), (-1, layout.rank))]
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@
 What bounds the update is traffic. A bfloat16 weight is its master's upper half, so beside it only what it
 lacks is kept, 16 bits (TransformerEngine calls them the parameter's remainder). Then per parameter the update
 reads gradient, weight, remainder and two moments and writes the latter four: 26 bytes, and a model's masters
-take 2 bytes a parameter besides its weights, not 4. A compiled elementwise function does it in one pass.
+take 2 bytes a parameter besides its weights, not 4. A kernel does it in one pass.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def adam_update(
     seconds: Sequence[torch.Tensor],
     gradients: Sequence[torch.Tensor],
     weights: Sequence[torch.Tensor],
-    scalars: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    scalars: torch.Tensor,
     betas: tuple[float, float],
     eps: float,
     decay: float,
@@ -112,11 +112,11 @@ def adam_update(
 ) -> None:
     """One step of Adam or AdamW (Loshchilov and Hutter, arXiv 1711.05101) in torch's form, in place.
 
-    remainders: of bfloat16 weights; None where weights are their own masters. scalars: factor on the
+    remainders: of bfloat16 weights; None where weights are their own masters. scalars [4]: factor on the
     gradients, learning rate, and the bias corrections 1 - beta^step of both moments. decoupled: AdamW's decay
     of the weights; otherwise it is added to the gradient.
     """
-    factor, lr, first_correction, second_correction = scalars
+    factor, lr, first_correction, second_correction = scalars.unbind()
     for index, (first, second, gradient, weight) in enumerate(
         zip(firsts, seconds, gradients, weights, strict=True)
     ):
@@ -135,10 +135,16 @@ def adam_update(
             remainders[index].copy_(remainder_of(master, weight))
 
 
+def _kernel() -> Update:
+    from lora_suite.train.fast import update_kernels
+
+    return update_kernels.adam_update
+
+
 class MasterWeights:
     """Trains every parameter of a model, with the methods of an `AdapterBank`.
 
-    weights: this rank's part, all of one dtype. compiled: whether the update is compiled.
+    weights: this rank's part, all of one dtype. compiled: whether a kernel makes the update.
     """
 
     def __init__(self, weights: Weights, topology: Topology, config: Optimizer, compiled: bool) -> None:
@@ -160,7 +166,7 @@ class MasterWeights:
         replicas = set(weights.replicas)
         counted = [1.0 / topology.tp.size if index in replicas else 1.0 for index in range(len(tensors))]
         self._counted = torch.tensor(counted, dtype=dtype, device=tensors[0].device)
-        self._update: Update = torch.compile(adam_update, dynamic=False) if compiled else adam_update
+        self._update: Update = _kernel() if compiled else adam_update
 
     def begin(self) -> None:
         """Forget the sums of the last step."""
@@ -214,15 +220,14 @@ class MasterWeights:
         kwargs = self._config.kwargs
         corrections = [1.0 - beta**self._steps for beta in kwargs.betas]
         self._scalars[1:].copy_(torch.tensor([lr, *corrections], dtype=self._scalars.dtype))
-        scalars = self._scalars.unbind()
         lists = (self._firsts, self._seconds, self._gradients(), self._of.tensors)
         for start in range(0, len(self._of.tensors), self._of.together):
             part = slice(start, start + self._of.together)
             self._update(
                 None if self._remainders is None else self._remainders[part],
                 *(each[part] for each in lists),
-                scalars,
-                tuple(kwargs.betas),
+                self._scalars,
+                (kwargs.betas[0], kwargs.betas[1]),
                 kwargs.eps,
                 kwargs.weight_decay,
                 self._config.name.endswith("AdamW"),

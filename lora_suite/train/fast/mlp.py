@@ -16,7 +16,15 @@ from typing import Any, cast
 import torch
 from torch.nn import functional
 
-from lora_suite.train.fast.linears import FramedLinear, StackedLinear, factor_gradients
+from lora_suite.train.fast.linears import (
+    FramedLinear,
+    Layout,
+    StackedLinear,
+    Thin,
+    factor_gradients,
+    from_flat,
+    handed,
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,9 @@ def gated_mlp(
         if isinstance(gate_up, FramedLinear) and isinstance(down, FramedLinear) and gate_up.enabled:
             factors = (*gate_up.factors, *down.factors)
             layouts = (gate_up.layout, down.layout)
-            return _apply(_FramedMlp, x, gate_up.matrix, down.matrix, layouts, ops, *factors)
+            counts = (len(gate_up.factors), len(down.factors))
+            thin = (gate_up.thin, down.thin)
+            return _apply(_FramedMlp, x, gate_up.matrix, down.matrix, layouts, counts, thin, ops, *factors)
     return cast(torch.Tensor, down(gated_activation(gate_up(x), None)))
 
 
@@ -87,7 +97,9 @@ class _FramedMlp(torch.autograd.Function):
         x: torch.Tensor,
         first: torch.Tensor,
         second: torch.Tensor,
-        layouts: Any,
+        layouts: tuple[Layout, Layout],
+        counts: tuple[int, int],
+        thin: tuple[Thin | None, Thin | None],
         ops: GatedOps,
         *factors: torch.Tensor,
     ) -> torch.Tensor:
@@ -96,7 +108,7 @@ class _FramedMlp(torch.autograd.Function):
         gate_up = narrow @ first[: one.out].t()
         wide = ops.gated(gate_up, second[two.out :, : two.inputs])
         ctx.save_for_backward(narrow, gate_up, wide, first, second)
-        ctx.layouts, ctx.ops = layouts, ops
+        ctx.layouts, ctx.counts, ctx.thin, ctx.ops = layouts, counts, thin, ops
         return wide @ second[: two.out].t()
 
     @staticmethod
@@ -104,13 +116,29 @@ class _FramedMlp(torch.autograd.Function):
         dy = gradients[0]
         narrow, gate_up, wide, first, second = ctx.saved_tensors
         one, two = ctx.layouts
+        if None not in ctx.thin:
+            dx, *flats = ctx.thin[0].ops.mlp_backward(
+                dy,
+                narrow,
+                gate_up,
+                wide,
+                [first, second],
+                [thin.rows for thin in ctx.thin],
+                [thin.bases for thin in ctx.thin],
+                [one.rank, two.rank],
+                [one.scale, two.scale],
+                [thin.size for thin in ctx.thin],
+            )
+            ours, others = from_flat(flats[0], one, ctx.counts[0]), from_flat(flats[1], two, ctx.counts[1])
+            return dx, None, None, None, None, None, None, *ours, *others
         u = dy @ second[: two.out, two.inputs :]
         of_down = factor_gradients(two, dy, u, wide)
         d_act = torch.cat([dy, u], 1) @ second[:, : two.inputs]
         d = ctx.ops.gated_backward(gate_up, d_act, first[: one.out, one.inputs :])
         of_gate_up = factor_gradients(one, d[:, : one.out], d[:, one.out :], narrow)
         dx = d @ first[:, : one.inputs] if ctx.needs_input_grad[0] else None
-        return dx, None, None, None, None, *of_gate_up, *of_down
+        ours, others = handed(of_gate_up, ctx.counts[0]), handed(of_down, ctx.counts[1])
+        return dx, None, None, None, None, None, None, *ours, *others
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:

@@ -216,6 +216,24 @@ class AdapterBank:
         """Every factor of this rank, for wrappers that must ignore them."""
         return [getattr(slot.adapter, slot.factor) for slot in self.slots]
 
+    def span(self, adapters: Sequence[Adapter]) -> nn.Parameter | None:
+        """A and B of each of these adapters in turn as one flat parameter, a view with a gradient of views.
+
+        None where they do not lie side by side.
+        """
+        wanted = {id(adapter) for adapter in adapters}
+        slots = [slot for slot in self.slots if id(slot.adapter) in wanted]
+        order = [(id(adapter), factor) for adapter in adapters for factor in FACTORS]
+        starts = [slot.start for slot in slots[1:]]
+        if [(id(slot.adapter), slot.factor) for slot in slots] != order or starts != [
+            slot.stop for slot in slots[:-1]
+        ]:
+            return None
+        whole = slice(slots[0].start, slots[-1].stop)
+        parameter = nn.Parameter(self.compute[whole])
+        parameter.grad = self.gradient[whole]
+        return parameter
+
     def trainable_parameters(self) -> int:
         """Parameters of all adapters of this pipeline stage, over tp and ep ranks, replicas once."""
         return sum(self.parameters_by_adapter().values())

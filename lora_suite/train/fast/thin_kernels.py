@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton kernels of the thin products of framed linears, for ranks of a few dozen.
+
+A thin product [tokens, features]·[features, R] takes as long as reading its wide operand. A library call
+reads that once for each product; here every wide tensor is read once for all thin products that need it:
+
+    pull    dy: u = dy·(s·B) and dB = s·dyᵀ·t; and its copy beside room for u, where it has none
+    push    x: dA = uᵀ·x
+
+Blocks of features and chunks of tokens go to different programs. What crosses them is summed by a second,
+small kernel in a fixed order, so results do not depend on which program runs first. `linears` has the frames
+and the names; loaded where Triton and a GPU are.
+
+Where factors' gradients go: one flat vector for each framed linear, A and B of each adapter in turn. `rows`
+[entries, 4] says of the features [start, stop) in which column of the frame their adapter begins and where in
+the vector the first of them has its row of B; `bases` [adapters] where each A begins.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from lora_suite.train.fast.kernels import gated_gradient
+
+CHUNKS = 8
+"""Into how many parts the tokens are split where they are summed over."""
+
+
+class Tile(NamedTuple):
+    """Tokens and features that a program holds at a time, its warps and its loads under way."""
+
+    tokens: int
+    features: int
+    warps: int
+    stages: int
+
+
+TILES = {
+    "pull": Tile(64, 128, 8, 3),
+    "pull in place": Tile(32, 256, 8, 3),
+    "push": Tile(64, 64, 4, 3),
+}
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_b(  # type: ignore[no-untyped-def]
+    vector, sums, feature, inside, rows, entries: tl.constexpr, rank: tl.constexpr, padded: tl.constexpr
+):
+    """Put sums [features, padded] of dB where each feature's adapter has its row of B."""
+    base, first = feature * 0, feature * 0 - 1
+    for entry in tl.static_range(entries):
+        start, stop = tl.load(rows + 4 * entry), tl.load(rows + 4 * entry + 1)
+        here = (feature >= start) & (feature < stop)
+        first = tl.where(here, tl.load(rows + 4 * entry + 2), first)
+        base = tl.where(here, tl.load(rows + 4 * entry + 3) + (feature - start) * rank, base)
+    column = tl.arange(0, padded)[None, :] - first[:, None]
+    mask = (inside & (first >= 0))[:, None] & (column >= 0) & (column < rank)
+    tl.store(vector + base[:, None] + column, sums, mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_a(  # type: ignore[no-untyped-def]
+    vector,
+    sums,
+    feature,
+    inside,
+    bases,
+    inputs,
+    adapters: tl.constexpr,
+    rank: tl.constexpr,
+    padded: tl.constexpr,
+):
+    """Put sums [features, padded] of dAᵀ into each adapter's A [rank, inputs]."""
+    column = tl.arange(0, padded)
+    owner = column // rank
+    base = tl.load(bases + owner, mask=owner < adapters, other=0) + (column - owner * rank) * inputs
+    mask = inside[:, None] & (owner < adapters)[None, :]
+    tl.store(vector + base[None, :] + feature[:, None], sums, mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _pull(  # type: ignore[no-untyped-def]
+    dy, b, t, wide, partial_u, vectors, rows, tokens, width, per_chunk, size, scale,
+    dy_stride, b_stride, t_stride, wide_stride,
+    apart: tl.constexpr, entries: tl.constexpr, rank: tl.constexpr, frame: tl.constexpr,
+    padded: tl.constexpr, rows_held: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """For a block of features and a chunk of tokens: the copy of dy, parts of u, and a part of dB."""
+    feature = tl.program_id(0) * block + tl.arange(0, block)
+    chunk = tl.program_id(1)
+    inside = feature < width
+    column = tl.arange(0, padded)
+    factor = tl.load(
+        b + feature.to(tl.int64)[:, None] * b_stride + column[None, :],
+        mask=inside[:, None] & (column < frame)[None, :],
+        other=0.0,
+    )
+    d_b = tl.zeros((block, padded), tl.float32)
+    for start in range(chunk * per_chunk, min(tokens, (chunk + 1) * per_chunk), rows_held):
+        token = (start + tl.arange(0, rows_held)).to(tl.int64)
+        live = token < tokens
+        mask = live[:, None] & inside[None, :]
+        d = tl.load(dy + token[:, None] * dy_stride + feature[None, :], mask=mask, other=0.0)
+        if apart:
+            tl.store(wide + token[:, None] * wide_stride + feature[None, :], d, mask=mask)
+        thin = live[:, None] & (column < frame)[None, :]
+        down = tl.load(t + token[:, None] * t_stride + column[None, :], mask=thin, other=0.0)
+        d_b = tl.dot(tl.trans(d), down, d_b, input_precision="ieee")
+        u = tl.dot(d, factor, input_precision="ieee")
+        place = (tl.program_id(0) * tokens + token)[:, None] * frame + column[None, :]
+        tl.store(partial_u + place, u, mask=thin)
+    vector = vectors + chunk.to(tl.int64) * size
+    _store_b(vector, d_b * scale, feature, inside, rows, entries, rank, padded)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _push(  # type: ignore[no-untyped-def]
+    x, u, vectors, bases, tokens, width, per_chunk, size, x_stride, u_stride,
+    adapters: tl.constexpr, rank: tl.constexpr, frame: tl.constexpr, padded: tl.constexpr,
+    rows_held: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """For a block of features and a chunk of tokens: a part of dA."""
+    feature = tl.program_id(0) * block + tl.arange(0, block)
+    chunk = tl.program_id(1)
+    inside = feature < width
+    column = tl.arange(0, padded)
+    d_a = tl.zeros((block, padded), tl.float32)
+    for start in range(chunk * per_chunk, min(tokens, (chunk + 1) * per_chunk), rows_held):
+        token = (start + tl.arange(0, rows_held)).to(tl.int64)
+        live = token < tokens
+        mask = live[:, None] & inside[None, :]
+        states = tl.load(x + token[:, None] * x_stride + feature[None, :], mask=mask, other=0.0)
+        thin = live[:, None] & (column < frame)[None, :]
+        up = tl.load(u + token[:, None] * u_stride + column[None, :], mask=thin, other=0.0)
+        d_a = tl.dot(tl.trans(states), up, d_a, input_precision="ieee")
+    _store_a(vectors + chunk.to(tl.int64) * size, d_a, feature, inside, bases, width, adapters, rank, padded)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sum(partial, out, blocks, size, columns, stride, held: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """out[i // columns, i % columns] = sum over the blocks of partial[block, i]."""
+    index = tl.program_id(0) * block + tl.arange(0, block)
+    inside = index < size
+    sums = tl.zeros((block,), tl.float32)
+    for start in range(0, blocks, held):
+        part = start + tl.arange(0, held)
+        place = partial + part.to(tl.int64)[:, None] * size + index[None, :]
+        sums += tl.sum(tl.load(place, mask=(part < blocks)[:, None] & inside[None, :], other=0.0), 0)
+    place = out + (index // columns).to(tl.int64) * stride + index % columns
+    tl.store(place, sums.to(out.dtype.element_ty), mask=inside)
+
+
+def _add_up(partial: torch.Tensor, out: torch.Tensor) -> None:
+    """out [tokens, R] or [size], rows of any stride, from partial [blocks, as many]."""
+    size, columns = out.numel(), out.shape[-1]
+    block = 128 if len(partial) > 16 else 256
+    held = min(16, triton.next_power_of_2(len(partial)))
+    _sum[(triton.cdiv(size, block),)](
+        partial, out, len(partial), size, columns, out.stride(0), held=held, block=block, num_warps=4
+    )
+
+
+def _padded(frame: int) -> int:
+    return max(16, int(triton.next_power_of_2(frame)))
+
+
+def _per_chunk(tokens: int, held: int) -> int:
+    return -(-tokens // (CHUNKS * held)) * held
+
+
+def _pulled(
+    dy: torch.Tensor,
+    wide: torch.Tensor,
+    b: torch.Tensor,
+    t: torch.Tensor,
+    rows: torch.Tensor,
+    vectors: torch.Tensor,
+    rank: int,
+    scale: float,
+) -> None:
+    """Make wide = [dy, u], of which it may hold dy already; dB's parts go into `vectors`."""
+    (tokens, width), frame, apart = dy.shape, b.shape[1], dy.data_ptr() != wide.data_ptr()
+    tile = TILES["pull" if apart else "pull in place"]
+    blocks = triton.cdiv(width, tile.features)
+    partial = dy.new_empty(blocks, tokens, frame, dtype=torch.float32)
+    _pull[(blocks, CHUNKS)](
+        dy, b, t, wide, partial, vectors, rows, tokens, width, _per_chunk(tokens, tile.tokens),
+        vectors.shape[1], scale, dy.stride(0), b.stride(0), t.stride(0), wide.stride(0),
+        apart=apart, entries=len(rows), rank=rank, frame=frame, padded=_padded(frame),
+        rows_held=tile.tokens, block=tile.features, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    _add_up(partial.view(blocks, -1), wide[:, width:])
+
+
+def _pushed(x: torch.Tensor, u: torch.Tensor, bases: torch.Tensor, vectors: torch.Tensor, rank: int) -> None:
+    """dA's parts go into `vectors`."""
+    (tokens, width), frame, tile = x.shape, u.shape[1], TILES["push"]
+    _push[(triton.cdiv(width, tile.features), CHUNKS)](
+        x, u, vectors, bases, tokens, width, _per_chunk(tokens, tile.tokens), vectors.shape[1],
+        x.stride(0), u.stride(0), adapters=len(bases), rank=rank, frame=frame, padded=_padded(frame),
+        rows_held=tile.tokens, block=tile.features, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def _vectors(size: int, device: torch.device) -> torch.Tensor:
+    """Room for each chunk's part of a linear's factor gradients. Every element gets written."""
+    return torch.empty(CHUNKS, size, dtype=torch.float32, device=device)
+
+
+def _added_up(vectors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    out = vectors.new_empty(vectors.shape[1], dtype=dtype)
+    _add_up(vectors, out)
+    return out
+
+
+@torch.library.custom_op("lora_suite::thin_framed_backward", mutates_args=())
+def thin_framed_backward(
+    dy: torch.Tensor,
+    wide: torch.Tensor,
+    matrix: torch.Tensor,
+    rows: torch.Tensor,
+    bases: torch.Tensor,
+    rank: int,
+    scale: float,
+    size: int,
+    needs_dx: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dx [tokens, in] ([0, in] where it is not needed) and the factors' gradients [size] of a framed linear.
+
+    dy [tokens, out]; wide = [x, t] of the forward pass; matrix: the frame; rows, bases, size: where gradients
+    go, see the module.
+    """
+    dy = dy.contiguous()
+    out = dy.shape[1]
+    inputs = matrix.shape[1] - (matrix.shape[0] - out)
+    vectors = _vectors(size, dy.device)
+    beside = dy.new_empty(len(dy), len(matrix))
+    _pulled(dy, beside, matrix[:out, inputs:], wide[:, inputs:], rows, vectors, rank, scale)
+    dx = beside @ matrix[:, :inputs] if needs_dx else dy.new_empty(0, inputs)
+    _pushed(wide[:, :inputs], beside[:, out:], bases, vectors, rank)
+    return dx, _added_up(vectors, dy.dtype)
+
+
+@thin_framed_backward.register_fake
+def _(
+    dy: torch.Tensor,
+    wide: torch.Tensor,
+    matrix: torch.Tensor,
+    rows: torch.Tensor,
+    bases: torch.Tensor,
+    rank: int,
+    scale: float,
+    size: int,
+    needs_dx: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = matrix.shape[1] - (matrix.shape[0] - dy.shape[1])
+    return dy.new_empty(len(dy) if needs_dx else 0, inputs), dy.new_empty(size)
+
+
+@torch.library.custom_op("lora_suite::thin_mlp_backward", mutates_args=())
+def thin_mlp_backward(
+    dy: torch.Tensor,
+    narrow: torch.Tensor,
+    gate_up: torch.Tensor,
+    wide: torch.Tensor,
+    matrices: list[torch.Tensor],
+    rows: list[torch.Tensor],
+    bases: list[torch.Tensor],
+    ranks: list[int],
+    scales: list[float],
+    sizes: list[int],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dx [tokens, in] and the factors' gradients of both framed linears of a gated MLP.
+
+    dy [tokens, in]; narrow = [x, t] of the first linear, gate_up its output; wide = [act, t] of the second.
+    Lists: of the first and of the second.
+    """
+    dy = dy.contiguous()
+    (tokens, out), twice = dy.shape, gate_up.shape[1]
+    width, inputs = twice // 2, narrow.shape[1] - (matrices[0].shape[0] - twice)
+    ours, others = (_vectors(size, dy.device) for size in sizes)
+
+    above = dy.new_empty(tokens, out + wide.shape[1] - width)
+    _pulled(dy, above, matrices[1][:out, width:], wide[:, width:], rows[1], others, ranks[1], scales[1])
+    _pushed(wide[:, :width], above[:, out:], bases[1], others, ranks[1])
+
+    d = gated_gradient(gate_up, above @ matrices[1][:, :width], narrow.shape[1] - inputs)
+    _pulled(
+        d[:, :twice], d, matrices[0][:twice, inputs:], narrow[:, inputs:], rows[0], ours, ranks[0], scales[0]
+    )
+    _pushed(narrow[:, :inputs], d[:, twice:], bases[0], ours, ranks[0])
+    return d @ matrices[0][:, :inputs], _added_up(ours, dy.dtype), _added_up(others, dy.dtype)
+
+
+@thin_mlp_backward.register_fake
+def _(
+    dy: torch.Tensor,
+    narrow: torch.Tensor,
+    gate_up: torch.Tensor,
+    wide: torch.Tensor,
+    matrices: list[torch.Tensor],
+    rows: list[torch.Tensor],
+    bases: list[torch.Tensor],
+    ranks: list[int],
+    scales: list[float],
+    sizes: list[int],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    inputs = narrow.shape[1] - (matrices[0].shape[0] - gate_up.shape[1])
+    return dy.new_empty(len(dy), inputs), dy.new_empty(sizes[0]), dy.new_empty(sizes[1])
