@@ -286,3 +286,26 @@ def test_sgd_has_neither_momentum_nor_state() -> None:
         expected = expected - 0.1 * (2.0 + 0.5 * expected)
     torch.testing.assert_close(bank.master, expected)
     assert not any(state for state in bank.state_dict()["optimizer"]["state"].values() if any(state.values()))
+
+
+def test_neighbours_are_one_parameter_over_the_same_memory() -> None:
+    bank = bank_of_three()
+    fill_gradient(bank, 7)
+    _, up, down = bank.adapters
+    both = bank.span([up, down])
+    assert both is not None
+    assert both.grad is not None
+    for whole, parts in (
+        (both.detach(), [up.a, up.b, down.a, down.b]),
+        (both.grad, [up.a.grad, up.b.grad, down.a.grad, down.b.grad]),
+    ):
+        assert torch.equal(whole, torch.cat([part.detach().flatten() for part in parts if part is not None]))
+    both.grad.add_(1.0)
+    assert torch.equal(bank.gradient[-both.numel() :], both.grad)
+
+
+def test_adapters_that_are_no_neighbours_have_no_common_parameter() -> None:
+    bank = bank_of_three()
+    q, up, down = bank.adapters
+    assert bank.span([q, down]) is None
+    assert bank.span([down, up]) is None

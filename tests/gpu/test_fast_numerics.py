@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fast path in bfloat16 against the eager one: no further from float64, and the same curve of losses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lora_suite.blueprint.preflight import preflight
+from lora_suite.train.backends.dtensor import fast
+from lora_suite.train.backends.dtensor.build import build as build_eager
+from lora_suite.train.batch import MicroBatch
+from tests.train.dtensor.ranks import LORA, RECIPES, TINY, Setting, awake
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+SHAPE = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 2048,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.02,
+}
+LENGTH, ROWS, STEPS, LR = 256, 4, 20, 1e-3
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """This process as the only rank."""
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def setting(folder: Path, precision: str, rank: int) -> Setting:
+    model = folder / "model.json"
+    model.write_text(json.dumps(json.loads(TINY.read_text()) | SHAPE))
+    overrides = (
+        LORA,
+        f"policy.dtensor_cfg.lora_cfg.dim={rank}",
+        "data.pad_to_max_length=true",
+        f"policy.max_total_sequence_length={LENGTH}",
+        "policy.optimizer.kwargs.eps=1e-8",
+    )
+    return Setting(overrides, model, precision)
+
+
+def build(which: str, made: Setting) -> Any:
+    """A backend whose weights and factors, whatever its precision, are bfloat16 numbers; B is not zero."""
+    path, device = RECIPES / "sft.yaml", torch.device("cuda", 0)
+    blueprint = preflight(made.recipe, path)
+    if which == "fast":
+        backend = fast.build(made.recipe, path, blueprint, device, gpu=True)
+    else:
+        backend = build_eager(made.recipe, path, blueprint, device)
+    with torch.no_grad():
+        for parameter in backend.model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    bank = backend.bank
+    for slot in bank.slots:
+        if slot.factor == "b":
+            bank.master[slot.start : slot.stop] = awake(slot.key, slot.adapter.full_shape("b")).flatten() / 10
+    bank.master.copy_(bank.master.bfloat16())
+    bank.publish()
+    return backend
+
+
+def batch(seed: int) -> MicroBatch:
+    """Rows that can be learnt: each token is the one before plus the row's number."""
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randint(0, SHAPE["vocab_size"], (ROWS, 1), generator=generator)
+    ids = (start + torch.arange(LENGTH + 1)[None] * (torch.arange(ROWS)[:, None] + 1)) % SHAPE["vocab_size"]
+    return MicroBatch(ids[:, :-1].contiguous().cuda(), ids[:, 1:].contiguous().cuda())
+
+
+def gradients(backend: Any) -> dict[str, torch.Tensor]:
+    """Of every factor, from one step."""
+    backend.forward_backward([batch(0)], ROWS * LENGTH)
+    backend.sync_gradients()
+    bank = backend.bank
+    return {slot.key: bank.master_gradient[slot.start : slot.stop].double() for slot in bank.slots}
+
+
+@pytest.mark.parametrize("rank", [8, 128])
+def test_gradients_are_as_close_to_float64_as_the_eager_path(tmp_path: Path, alone: None, rank: int) -> None:
+    exact = gradients(build("eager", setting(tmp_path, "float64", rank)))
+    eager = gradients(build("eager", setting(tmp_path, "bfloat16", rank)))
+    quick = gradients(build("fast", setting(tmp_path, "bfloat16", rank)))
+    assert exact.keys() == eager.keys() == quick.keys()
+    ratios = {
+        key: float((quick[key] - true).norm() / (eager[key] - true).norm()) for key, true in exact.items()
+    }
+    whole = [torch.cat(list(each.values())) for each in (exact, eager, quick)]
+    error = [float((each - whole[0]).norm() / whole[0].norm()) for each in whole[1:]]
+    print(f"rank {rank}: eager {error[0]:.2e}, fast {error[1]:.2e}, largest ratio {max(ratios.values()):.2f}")
+    assert 0.0 < error[1] < 2 * error[0] < 0.2
+    assert {key: ratio for key, ratio in ratios.items() if ratio > 2.0} == {}
+
+
+def curve(backend: Any, order: list[int], micro: int) -> list[float]:
+    """Losses of some steps; order of a batch's rows, and rows in a micro batch."""
+    losses = []
+    for step in range(STEPS):
+        rows = batch(step)
+        parts = [
+            MicroBatch(rows.input_ids[part].contiguous(), rows.labels[part].contiguous())
+            for part in torch.tensor(order, device="cuda").split(micro)
+        ]
+        losses.append(float(backend.forward_backward(parts, ROWS * LENGTH)) / (ROWS * LENGTH))
+        backend.sync_gradients()
+        backend.clip_gradients(1.0)
+        backend.optimizer_step(LR)
+    return losses
+
+
+def test_losses_of_20_steps_stay_within_the_eager_path_s_own_rounding(tmp_path: Path, alone: None) -> None:
+    """What rounding does to the eager path: rows in another order or in other micro batches are the same
+    training, but for the order of sums. Twice the widest gap between such runs is allowed."""
+    made = setting(tmp_path, "bfloat16", 8)
+    eager = [
+        curve(build("eager", made), order, micro)
+        for order, micro in (([0, 1, 2, 3], 4), ([3, 1, 0, 2], 4), ([0, 1, 2, 3], 2), ([2, 3, 0, 1], 1))
+    ]
+    quick = curve(build("fast", made), [0, 1, 2, 3], 4)
+    spread = max(max(at) - min(at) for at in zip(*eager, strict=True))
+    gap = max(abs(ours - theirs) for ours, theirs in zip(quick, eager[0], strict=True))
+    print(f"loss {quick[0]:.4f} to {quick[-1]:.4f}; eager's spread {spread:.1e}, fast apart by {gap:.1e}")
+    assert quick[-1] < quick[0] - 0.1
+    assert 0.0 < spread < 0.05
+    assert gap <= 2 * spread
