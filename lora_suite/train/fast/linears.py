@@ -43,6 +43,13 @@ class ThinOps:
     mlp_backward: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
+def thin_ops() -> ThinOps:
+    """The kernels; where Triton and a GPU are."""
+    from lora_suite.train.fast import thin_kernels as kernels
+
+    return ThinOps(kernels.thin_framed_backward, kernels.thin_mlp_backward)
+
+
 @dataclass(frozen=True)
 class Thin:
     """A framed linear's thin operations, and where they put its factors' gradients in one flat vector.

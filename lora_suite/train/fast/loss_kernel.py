@@ -13,7 +13,7 @@ import triton.language as tl
 
 from lora_suite.train.batch import IGNORED
 
-_BLOCK = 4096
+_BLOCK = 8192
 _WARPS = 8
 _STAGES = 3
 _IGNORED = tl.constexpr(IGNORED)

@@ -41,7 +41,7 @@ class Tile(NamedTuple):
 
 TILES = {
     "pull": Tile(64, 128, 8, 3),
-    "pull in place": Tile(32, 256, 8, 3),
+    "pull in place": Tile(64, 256, 8, 2),
     "push": Tile(64, 64, 4, 3),
 }
 

@@ -86,14 +86,16 @@ def adam_update(
 @triton.jit  # type: ignore[untyped-decorator]
 def _copy_into_frames(source, like, table, scale, block: tl.constexpr):  # type: ignore[no-untyped-def]
     entry = table + tl.program_id(1) * 6
-    rows, columns = tl.load(entry + 2), tl.load(entry + 3)
+    # Within a frame 32 bits do, in which a GPU divides several times faster.
+    rows, columns = tl.load(entry + 2).to(tl.int32), tl.load(entry + 3).to(tl.int32)
+    stride = tl.load(entry + 4).to(tl.int32)
     index = tl.program_id(0) * block + tl.arange(0, block)
     if tl.program_id(0) * block < rows * columns:
         inside = index < rows * columns
         target = tl.load(entry).to(tl.pointer_type(like.dtype.element_ty))
         values = tl.load(source + tl.load(entry + 1) + index, mask=inside)
         values = tl.where(tl.load(entry + 5) != 0, values.to(tl.float32) * scale, values.to(tl.float32))
-        place = target + (index // columns) * tl.load(entry + 4) + index % columns
+        place = target + (index // columns) * stride + index % columns
         tl.store(place, values.to(like.dtype.element_ty), mask=inside)
 
 

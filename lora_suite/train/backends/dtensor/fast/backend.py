@@ -20,9 +20,6 @@ from lora_suite.train.models.attention import Blocks
 from lora_suite.train.models.fingerprint import fingerprint
 from lora_suite.train.topology import Topology
 
-_COMPILE = {"deterministic": True}
-"""Reductions are not tuned by timing them: another choice in each process would round differently in each."""
-
 
 class FastBackend(GraphedBackend):
     """See `lora_suite.train.backends.base.Backend`.
@@ -45,7 +42,7 @@ class FastBackend(GraphedBackend):
         super().__init__(model, topology, trained, model.head.dtype, gpu=gpu, of_chunk=self._loss_of_chunk)
         if gpu:
             for layer in model.layers:
-                layer.compile(fullgraph=True, dynamic=False, options=_COMPILE)
+                layer.compile(fullgraph=True, dynamic=False)
 
     def _loss(
         self, input_ids: torch.Tensor, labels: torch.Tensor, blocks: Blocks | None = None

@@ -26,7 +26,7 @@ from lora_suite.train.backends.dtensor.parallel import build_mesh, placement_of
 from lora_suite.train.data.slicing import round_up
 from lora_suite.train.fast.collectives import TensorParallel
 from lora_suite.train.fast.experts import StackedExperts
-from lora_suite.train.fast.linears import FramedLinear, StackedLinear, ThinOps
+from lora_suite.train.fast.linears import FramedLinear, StackedLinear, thin_ops
 from lora_suite.train.fast.masters import MasterWeights, Weights, WholeWeights
 from lora_suite.train.fast.mlp import kernel_ops
 from lora_suite.train.fast.zero import ShardedWeights
@@ -114,7 +114,7 @@ def build(
             linear = FramedLinear(inputs, widths, bias, adapters[name], dtype, device)
             linear.join(bank.span(list(linear.by_position.values())))
             if gpu:
-                linear.use(_thin_kernels())
+                linear.use(thin_ops())
             return linear
         return StackedLinear(inputs, widths, bias, dtype, device)
 
@@ -180,12 +180,6 @@ def _trained_weights(model: Decoder | HybridDecoder, topology: Topology) -> Weig
 
 def _row_bias(blueprint: Blueprint) -> bool:
     return blueprint.model is not None and (blueprint.model.o_bias or blueprint.model.mlp_bias)
-
-
-def _thin_kernels() -> ThinOps:
-    from lora_suite.train.fast import thin_kernels as kernels
-
-    return ThinOps(kernels.thin_framed_backward, kernels.thin_mlp_backward)
 
 
 def _place(site: AdapterSite) -> tuple[str, int] | None:
