@@ -28,8 +28,8 @@ from lora_suite.train.lora.adapter import Adapter
 
 _ALIGNMENT = 16
 """Columns of the frame are padded to what a matrix unit multiplies at once."""
-THIN = 64
-"""Columns of a frame up to which `ThinOps` pay: beyond, its products are no longer bound by memory."""
+THIN = 32
+"""Columns of a frame up to which `ThinOps` were seen to pay; with many more no product is bound by memory."""
 
 
 @dataclass(frozen=True)

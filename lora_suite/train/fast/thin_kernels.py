@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels of the thin products of framed linears, for ranks of a few dozen.
+"""Triton kernels of the thin products of framed linears, for frames of a few columns.
 
 A thin product [tokens, features]·[features, R] takes as long as reading its wide operand. A library call
 reads that once for each product; here every wide tensor is read once for all thin products that need it:
@@ -184,7 +184,8 @@ def _pulled(
 ) -> None:
     """Make wide = [dy, u], of which it may hold dy already; dB's parts go into `vectors`."""
     (tokens, width), frame, apart = dy.shape, b.shape[1], dy.data_ptr() != wide.data_ptr()
-    tile = TILES["pull" if apart else "pull in place"]
+    # More columns leave no registers for as many features.
+    tile = TILES["pull in place" if not apart and _padded(frame) == 16 else "pull"]
     blocks = triton.cdiv(width, tile.features)
     partial = dy.new_empty(blocks, tokens, frame, dtype=torch.float32)
     _pull[(blocks, CHUNKS)](

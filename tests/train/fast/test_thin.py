@@ -125,9 +125,10 @@ def in_interpreter():
     torch.manual_seed(0)
     check_linear(ops, (0, 1, 2), 3, True, 70)
     check_linear(ops, (0, 2), 8, False, 5)
+    check_linear(ops, (0, 1, 2), 8, True, 20)
     check_alternating(ops)
     check_mlp(ops, (0, 1), 8, True, 70)
-    check_mlp(ops, (1,), 20, False, 3)
+    check_mlp(ops, (1,), 20, False, 300)
     print("equal")
 
 
