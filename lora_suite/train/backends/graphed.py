@@ -6,7 +6,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -33,8 +32,17 @@ _ATTENTION = [
 """Implementations of attention, the fastest on Hopper first; the first that can do what is asked is used."""
 
 
-Shape = tuple[Any, ...]
-"""Room for the longest packed row, and the shape of each tensor of a micro batch."""
+Shape = tuple[int | torch.Size | None, ...]
+"""What a pass is captured for: the length that packed rows fit into, and the shape of each tensor."""
+
+
+def _span(batch: MicroBatch) -> int | None:
+    """The length that a micro batch's packed rows fit into."""
+    return None if batch.segments is None else Room.length(batch.segments)
+
+
+def _shape(batch: MicroBatch) -> Shape:
+    return _span(batch), *(tensor.shape for tensor in batch.tensors)
 
 
 class GraphedBackend(TrainedBackend):
@@ -66,6 +74,8 @@ class GraphedBackend(TrainedBackend):
         self._dtype = dtype
         self._captured: dict[Shape, CapturedPass] = {}
         self._room = Room()
+        # One graph at a time runs, and nothing reads what another leaves, so they can use the same memory.
+        self._pool = torch.cuda.graph_pool_handle() if gpu else None
         framed = [module for module in model.modules() if isinstance(module, FramedLinear)]
         experts = [module for module in model.modules() if isinstance(module, FramedExperts)]
         if self.bank is not None:
@@ -107,34 +117,27 @@ class GraphedBackend(TrainedBackend):
         too_small = self._room.grow(batches)
         if too_small is not None:
             self._captured.clear()
-            if self._gpu:
-                # What was compiled for less room is of no use, and counts towards torch's limit of variants.
-                torch.compiler.reset()
             if self.topology.rank == 0:
                 print(f"the fast path captures anew for policy.sequence_packing: {too_small}")
 
     def _prepare(self, batch: MicroBatch) -> None:
         if self._gpu:
-            if self._shape(batch) not in self._captured:
+            if _shape(batch) not in self._captured:
                 self._capture(batch)
         elif self._full is not None:
             self._clear()
 
     def _run(self, batch: MicroBatch) -> torch.Tensor:
         if self._gpu:
-            return self._captured[self._shape(batch)](batch)
-        return self._compute(self._room.longest, *batch.tensors)
-
-    def _shape(self, batch: MicroBatch) -> Shape:
-        """What a pass is captured for."""
-        return self._room.longest, *(tensor.shape for tensor in batch.tensors)
+            return self._captured[_shape(batch)](batch)
+        return self._compute(_span(batch), *batch.tensors)
 
     def _capture(self, batch: MicroBatch) -> None:
         """Capture a new shape, with the gradients so far put aside."""
         kept = self.bank.gradient.clone() if self.bank is not None else None
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        compute = partial(self._compute, self._room.longest)
-        self._captured[self._shape(batch)] = CapturedPass(compute, batch, self._clear, trained)
+        compute = partial(self._compute, _span(batch))
+        self._captured[_shape(batch)] = CapturedPass(compute, batch, self._clear, trained, self._pool)
         if self.bank is not None and kept is not None:
             self.bank.gradient.copy_(kept)
 
@@ -146,16 +149,16 @@ class GraphedBackend(TrainedBackend):
 
     def _compute(
         self,
-        longest: int,
+        span: int | None,
         input_ids: torch.Tensor,
         labels: torch.Tensor,
         positions: torch.Tensor | None = None,
         boundaries: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Forward and backward of a micro batch's `tensors`; no packed row is longer than `longest`."""
+        """Forward and backward of a micro batch's `tensors`; no packed row is longer than `span`."""
         blocks = None
-        if positions is not None and boundaries is not None:
-            blocks = Blocks.of(positions, boundaries, longest, self._dtype)
+        if positions is not None and boundaries is not None and span is not None:
+            blocks = Blocks.of(positions, boundaries, span, self._dtype)
         with sdpa_kernel(_ATTENTION, set_priority=True):
             loss = self._loss(input_ids, labels, blocks)
             torch.autograd.backward(loss)

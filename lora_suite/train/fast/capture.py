@@ -8,6 +8,7 @@ GPU runs them. A graph is launched once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,6 +28,8 @@ class CapturedPass:
     example: a micro batch of that shape, packed ones with as many segments as all that come, for warming up
     and capturing. clear: drops the gradients that these passes leave. parameters: whose gradients it writes:
     to buffers of its own where they have none when it is captured, else it adds to those that are there.
+    pool: of `torch.cuda.graph_pool_handle`, memory to share with other passes; when one of them has run,
+    this one's results are overwritten, but for the loss that it returned and the gradients.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class CapturedPass:
         example: MicroBatch,
         clear: Callable[[], None],
         parameters: Sequence[nn.Parameter],
+        pool: Any,
     ) -> None:
         self._inputs = [tensor.clone() for tensor in example.tensors]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -47,7 +51,7 @@ class CapturedPass:
         clear()
         self._graph = torch.cuda.CUDAGraph()
         # What other threads do meanwhile, such as NCCL's watch over earlier collectives, is not recorded.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._loss = compute(*self._inputs)
         self._gradients = [(parameter, parameter.grad) for parameter in parameters]
 

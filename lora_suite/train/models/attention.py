@@ -27,25 +27,36 @@ class Blocks(NamedTuple):
     """Where packed rows begin and end, as a captured graph can have it: tensors of one size for every pack.
 
     positions: int64 [1, slots], of each slot in its row. boundaries: int32 [rows + 1], as of `Segments`; rows
-    of no length fill up to a fixed number. longest: no row is longer. mask: bool [slots, slots], who attends
-    to whom; None where the kernel needs none.
+    of no length fill up to a fixed number. span: of a size that no row is longer than; nothing else of it is
+    read. mask: bool [slots, slots], who attends to whom; None where the kernel needs none.
+
+    One compiled layer serves all numbers of rows and all spans: these are sizes of tensors, which it need not
+    know, where a number would be compiled in.
     """
 
     positions: torch.Tensor
     boundaries: torch.Tensor
-    longest: int
+    span: torch.Tensor
     mask: torch.Tensor | None
+
+    @property
+    def longest(self) -> int:
+        """No row is longer."""
+        return self.span.shape[0]
 
     @classmethod
     def of(
         cls, positions: torch.Tensor, boundaries: torch.Tensor, longest: int, dtype: torch.dtype
     ) -> Blocks:
-        """Of rows attended to in `dtype`; without a wait for the device."""
+        """Of rows attended to in `dtype`, none longer than `longest`; without a wait for the device."""
+        span = boundaries.new_empty(longest)
         if _in_kernel(boundaries.device, dtype):
-            return cls(positions, boundaries, longest, None)
+            for tensor in (boundaries, span):
+                torch._dynamo.mark_dynamic(tensor, 0)
+            return cls(positions, boundaries, span, None)
         slot = torch.arange(positions.numel(), dtype=boundaries.dtype, device=boundaries.device)
         row = torch.searchsorted(boundaries, slot, right=True)
-        return cls(positions, boundaries, longest, (row[:, None] == row) & (slot[:, None] >= slot))
+        return cls(positions, boundaries, span, (row[:, None] == row) & (slot[:, None] >= slot))
 
 
 def register() -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import partial
 from io import StringIO
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from lora_suite.blueprint.layout import rank_layout
 from lora_suite.blueprint.memory import estimate_memory
@@ -21,6 +23,7 @@ from lora_suite.train.backends.dtensor import fast
 from lora_suite.train.backends.dtensor.build import build as build_plain
 from lora_suite.train.batch import IGNORED, MicroBatch, Segments
 from lora_suite.train.fast.linears import FramedLinear
+from lora_suite.train.models import attention
 from tests.train.dtensor.ranks import LORA, RECIPES, TINY, Setting, awake, rows, run_ranks, share, supervised
 
 CPU = torch.device("cpu")
@@ -224,10 +227,65 @@ def test_packs_that_outgrow_their_room_are_told_once(tmp_path):
     assert losses[0] == losses[3] == pytest.approx(evaluated, rel=1e-12)
     assert losses[1] == losses[2] != losses[0]
     (line,) = said.splitlines()
-    assert (
-        "policy.sequence_packing: a pack has 48 rows of up to 1 tokens, and there was room for 8 of 16"
-        in line
-    )
+    assert "policy.sequence_packing: a pack has 48 rows of up to 512 tokens, there was room for 8" in line
+
+
+@torch.library.custom_op("lora_suite_tests::packed", mutates_args=())
+def stand_in(states: torch.Tensor, boundaries: torch.Tensor, longest: int) -> torch.Tensor:
+    """For the kernel, which needs a GPU: every state times what it is told of rows."""
+    return states * (len(boundaries) + longest / 1024)
+
+
+@stand_in.register_fake
+def _(states, boundaries, longest):
+    return torch.empty_like(states)
+
+
+def backward_of_stand_in(ctx, gradient):
+    return stand_in(gradient, ctx.saved_tensors[0], ctx.longest), None, None
+
+
+def keep_for_backward(ctx, inputs, output):
+    ctx.save_for_backward(inputs[1])
+    ctx.longest = inputs[2]
+
+
+stand_in.register_autograd(backward_of_stand_in, setup_context=keep_for_backward)
+
+
+def attend_by_stand_in(query, key, value, boundaries, longest, scale):
+    return stand_in(query, boundaries, longest)
+
+
+def of_many_kinds_of_packs(setting):
+    """Losses and norms of packs of ever more and longer rows, written and compiled; and the compilations."""
+    attention.VARLEN = attend_by_stand_in
+    attention._in_kernel = lambda device, dtype: True
+    written, compiled = build_fast(setting), build_fast(setting)
+    graphs = CompileCounterWithBackend("aot_eager")
+    for layer in compiled.model.layers:
+        layer.compile(fullgraph=True, dynamic=False, backend=graphs)
+    pack = packed_rows(rows(), [0, 2, 3])
+    seen = []
+    for kind in range(1, 11):
+        batch = replace(pack, segments=pack.segments.filled(8 * kind))
+        for backend in (written, compiled):
+            wake(backend)
+            backend.bank.gradient.zero_()
+            loss = backend._compute(512 * kind, *batch.tensors).item()
+            seen.append((loss, backend.bank.gradient.norm().item()))
+    return seen, graphs.frame_count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", [(LORA,), (LORA, PEFT)], ids=["lora", "peft"])
+def test_layers_are_compiled_once_for_all_kinds_of_packs(tmp_path, arm):
+    seen, graphs = run_ranks(1, tmp_path / "ranks", of_many_kinds_of_packs, Setting(arm))[0]
+    # The first layer's input has no gradient, so it is another graph.
+    assert graphs == 2
+    assert len(set(seen[::2])) == 10
+    for written, compiled in zip(seen[::2], seen[1::2], strict=True):
+        assert compiled == pytest.approx(written, rel=1e-5)
 
 
 def switched(setting):
