@@ -267,7 +267,7 @@ def of_many_kinds_of_packs(setting):
         layer.compile(fullgraph=True, dynamic=False, backend=graphs)
     pack = packed_rows(rows(), [0, 2, 3])
     seen = []
-    for kind in range(1, 11):
+    for kind in range(1, 7):
         batch = replace(pack, segments=pack.segments.filled(8 * kind))
         for backend in (written, compiled):
             wake(backend)
@@ -283,7 +283,7 @@ def test_layers_are_compiled_once_for_all_kinds_of_packs(tmp_path, arm):
     seen, graphs = run_ranks(1, tmp_path / "ranks", of_many_kinds_of_packs, Setting(arm))[0]
     # The first layer's input has no gradient, so it is another graph.
     assert graphs == 2
-    assert len(set(seen[::2])) == 10
+    assert len(set(seen[::2])) == 6
     for written, compiled in zip(seen[::2], seen[1::2], strict=True):
         assert compiled == pytest.approx(written, rel=1e-5)
 
