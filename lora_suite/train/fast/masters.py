@@ -255,7 +255,7 @@ class MasterWeights:
         # The plain paths keep weights by name.
         if not isinstance(theirs, list) or _kinds(ours) != _kinds(theirs):
             raise KeyError(
-                "the checkpoint's tensors are of another model, precision or path through it "
+                "the checkpoint's tensors are of another model, another precision or another path through it "
                 "(fast_path of policy.dtensor_cfg or policy.megatron_cfg)"
             )
         torch._foreach_copy_(ours, theirs)
