@@ -273,11 +273,13 @@ def test_its_state_comes_back(tmp_path, overrides):
     [
         ((f"{BLOCK}.experts=shared",), "lora_cfg.experts"),
         (("policy.dtensor_cfg.experts_implementation=loop",), "experts_implementation"),
+        (("policy.precision=float32",), "precision"),
     ],
 )
 def test_what_it_cannot_do_is_named(overrides, reason):
-    assert refusal(hybrid(*PER_EXPERT), memory=2**40) is None
-    assert reason in str(refusal(hybrid(LORA, PADDED, *overrides), memory=2**40))
+    assert refusal(hybrid(*PER_EXPERT, precision="bfloat16"), memory=2**40) is None
+    asked = hybrid(LORA, PADDED, *overrides, precision="bfloat16")
+    assert reason in str(refusal(asked, memory=2**40))
 
 
 def packed_and_apart(setting):

@@ -31,6 +31,10 @@ def hybrid_refusals(recipe: Recipe, hybrid: HybridShape) -> dict[str, bool]:
     lora = dtensor.lora_cfg
     sizes = (hybrid.state_size, hybrid.mamba_head_dim)
     return {
+        # Elsewhere experts are multiplied one by one, and how many rows each has is read on the host.
+        "precision is not bfloat16, and experts' grouped products know no other": (
+            recipe.policy.precision != "bfloat16"
+        ),
         "expert_parallel_size is above 1": dtensor.expert_parallel_size > 1,
         "experts_implementation is loop": dtensor.experts_implementation == "loop",
         "lora_cfg.implementation is peft, and the model is a hybrid": lora.enabled
