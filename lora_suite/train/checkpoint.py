@@ -56,6 +56,7 @@ def layout_of(recipe: Recipe, topology: Topology) -> dict[str, Any]:
         "world_size": topology.world_size,
         "dp": topology.dp.size,
         "tp": topology.tp.size,
+        **({"ep": topology.ep.size} if topology.ep.size > 1 else {}),
         "pp": topology.pp.size,
     }
 

@@ -119,20 +119,26 @@ def _read_own(path: Path) -> AdapterFolder:
 def _whole_factors(path: Path, layout: Mapping[str, int], rank: int) -> dict[str, torch.Tensor]:
     """The factors of one of our checkpoints, whole: from the first data parallel rank of every place.
 
-    Ranks are neighbours in tensor parallelism first, then data parallelism, then the pipeline.
+    Ranks are neighbours in tensor parallelism first, then data parallelism, then the pipeline. Those of
+    expert parallelism are neighbours in data parallelism; there is neither of the others then.
     """
-    tp, stage_size = layout["tp"], layout["dp"] * layout["tp"]
+    tp, ep, stage_size = layout["tp"], layout.get("ep", 1), layout["dp"] * layout["tp"]
     tensors = {}
     for stage in range(layout["pp"]):
-        ranks = range(stage * stage_size, stage * stage_size + tp)
+        ranks = range(stage * stage_size, stage * stage_size + max(tp, ep))
         states = [
             torch.load(path / f"rank_{each}.pt", map_location="cpu", weights_only=True)["backend"]
             for each in ranks
         ]
         sharded = set(states[0]["sharded"]) if tp > 1 else set()
+        experts = states[0].get("experts", {})
         for key in states[0]["factors"]:
             module, _, factor = key.rpartition(".")
+            shape: tuple[int, ...]
             shape, dim = ((rank, -1), 1) if factor == "a" else ((-1, rank), 0)
+            if key in experts:
+                shape, dim = (experts[key], *shape), 0
+                sharded |= {key} if ep > 1 else set()
             parts = [state["factors"][key].view(shape) for state in states]
             whole = _joined(module, parts, dim) if key in sharded else parts[0]
             tensors[f"{module}.lora_{factor.upper()}.weight"] = whole

@@ -31,7 +31,7 @@ def export_adapter(folder: AdapterFolder, directory: Path, base: str | None) -> 
     """
     name = base if base is not None else folder.config.get("base_model_name_or_path")
     factors = plain_factors(folder, name)
-    ranks = {a.shape[0] for a, _ in factors.values()}
+    ranks = {a.shape[-2] for a, _ in factors.values()}
     if len(ranks) > 1:
         raise ConfigError(f"{folder.path}: adapters of ranks {sorted(ranks)}; only one rank can be written")
     (rank,) = ranks

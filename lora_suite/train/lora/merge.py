@@ -14,6 +14,7 @@ from lora_suite.train.lora.adapter_files import AdapterFolder
 from lora_suite.train.lora.export import plain_factors
 from lora_suite.train.lora.names import few
 from lora_suite.train.lora.peft_format import scale_of
+from lora_suite.train.lora.stacked import is_stack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,17 +37,26 @@ def merge_adapter(folder: AdapterFolder, base: str, directory: Path) -> int:
         raise ConfigError(f"{base}: no pretrained model: {error}") from error
     factors = plain_factors(folder, base)
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    if missing := sorted(factors.keys() - linears.keys()):
+    weights = {name: module.weight for name, module in linears.items()}
+    weights |= {name: stack for name, stack in model.named_parameters() if is_stack(name)}
+    if missing := sorted(factors.keys() - weights.keys()):
         raise ConfigError(f"{folder.path}: has adapters for {few(missing)}, which {base} has not")
-    _refuse_tied_head(model, folder, {name: linears[name] for name in factors})
+    _refuse_tied_head(model, folder, {name: linears[name] for name in factors if name in linears})
     for name, (a, b) in factors.items():
-        weight = linears[name].weight
-        if (b.shape[0], a.shape[1]) != tuple(weight.shape):
+        weight = weights[name]
+        product = (*b.shape[:-1], a.shape[-1])
+        shared = weight.dim() == 3 and product == tuple(weight.shape[1:])
+        if product != tuple(weight.shape) and not shared:
             raise ConfigError(
-                f"{folder.path}: {name}: B·A is {[b.shape[0], a.shape[1]]}, but {base} has "
-                f"{list(weight.shape)} there"
+                f"{folder.path}: {name}: B·A is {list(product)}, but {base} has {list(weight.shape)} there"
             )
-        add_product(weight, a, b, scale_of(folder, a.shape[0]))
+        scale = scale_of(folder, a.shape[-2])
+        if weight.dim() == 2:
+            add_product(weight, a, b, scale)
+            continue
+        for expert, matrix in enumerate(weight.detach()):
+            own = (a, b) if shared else (a[expert], b[expert])
+            add_product(matrix, *own, scale)
     try:
         model.save_pretrained(directory)
     except OSError as error:

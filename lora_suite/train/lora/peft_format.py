@@ -20,6 +20,7 @@ from lora_suite.config.errors import ConfigError
 from lora_suite.train.lora.adapter_files import CONFIG, SAFETENSORS, AdapterFolder
 from lora_suite.train.lora.names import few, place
 from lora_suite.train.lora.spec import LoraSpec
+from lora_suite.train.lora.stacked import from_peft, is_stack, to_peft
 
 PREFIX = "base_model.model."
 
@@ -50,17 +51,27 @@ def write_peft_adapter(directory: Path, factors: Factors, spec: Kind, base_model
     factors: whole, on any device, in the dtype to be stored (the float32 masters, so that nothing is lost).
     base_model_name: of the model that was adapted, a hub name or folder; PEFT looks for its configuration
     there. Targets are written as full names, which match these linears and no others. The files say nothing
-    of dropout's place: PEFT's is on the adapter's input, which matters only where training goes on. Raises
-    ValueError for factors that are none of this rank, and ConfigError where the folder cannot be written.
+    of dropout's place: PEFT's is on the adapter's input, which matters only where training goes on. Factors
+    of stacks of experts, of three dimensions, become PEFT's `target_parameters`. Raises ValueError for
+    factors that are none of this rank, and ConfigError for an adapter that all experts share, of which PEFT
+    knows nothing, and where the folder cannot be written.
     """
     if not factors:
         raise ValueError("no adapters: there is nothing to write")
-    tensors: dict[str, torch.Tensor] = {}
     for name, (a, b) in factors.items():
-        if a.dim() != 2 or b.dim() != 2 or (a.shape[0], b.shape[1]) != (spec.rank, spec.rank):
+        if a.dim() != b.dim() or a.dim() not in (2, 3) or (a.shape[-2], b.shape[-1]) != (spec.rank,) * 2:
             raise ValueError(
                 f"{name}: A {list(a.shape)} and B {list(b.shape)} are not factors of rank {spec.rank}"
             )
+        if a.dim() == 2 and is_stack(name):
+            raise ConfigError(
+                f"{directory}: {name}: PEFT has no adapter that all experts of a stack share; only those of "
+                f"experts: per_expert can be written"
+            )
+    stacks = {name: pair for name, pair in factors.items() if pair[0].dim() == 3}
+    plain = {name: pair for name, pair in factors.items() if name not in stacks}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, (a, b) in {**plain, **to_peft(stacks)}.items():
         # A clone, because tensors that share memory (views of a bank) are refused by safetensors.
         for kind, factor in (("A", a), ("B", b)):
             tensors[f"{PREFIX}{name}.lora_{kind}.weight"] = factor.detach().cpu().contiguous().clone()
@@ -69,7 +80,10 @@ def write_peft_adapter(directory: Path, factors: Factors, spec: Kind, base_model
     try:
         directory.mkdir(parents=True, exist_ok=True)
         save_file(tensors, directory / SAFETENSORS, metadata={"format": "pt"})
-        text = json.dumps(_peft_config(sorted(factors), spec, base_model_name), indent=2)
+        config = _peft_config(sorted(plain), spec, base_model_name)
+        if stacks:
+            config["target_parameters"] = sorted(stacks)
+        text = json.dumps(config, indent=2)
         (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be written: {error}") from error
@@ -101,6 +115,7 @@ def _peft_config(targets: list[str], spec: Kind, base_model_name: str | None) ->
 def factors_of(folder: AdapterFolder) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """The factors in an adapter folder, by the adapted linear's name without PEFT's prefix.
 
+    Those of a stack of experts have three dimensions, A [experts, rank, in] and B [experts, out, rank].
     Raises ConfigError, naming folder and tensors, for a tensor that is no factor (it would be lost without a
     word), a factor without its other half, and an adapter that is more than A and B.
     """
@@ -108,7 +123,7 @@ def factors_of(folder: AdapterFolder) -> dict[str, tuple[torch.Tensor, torch.Ten
     found: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in folder.tensors.items():
         where = place(key)
-        if where is None or tensor.dim() != 2:
+        if where is None or tensor.dim() != (3 if is_stack(where.module) and tensor.dim() == 3 else 2):
             problems.append(f"{key} is no factor A or B of a linear")
         else:
             found.setdefault(where.module.removeprefix(PREFIX), {})[where.kind] = tensor
@@ -116,13 +131,20 @@ def factors_of(folder: AdapterFolder) -> dict[str, tuple[torch.Tensor, torch.Ten
         if len(pair) < 2:
             missing = "B" if "a" in pair else "A"
             problems.append(f"{name} has no {missing}")
-        elif pair["a"].shape[0] != pair["b"].shape[1]:
+        elif pair["a"].shape[-2] != pair["b"].shape[-1]:
             shapes = f"A {list(pair['a'].shape)} and B {list(pair['b'].shape)}"
             problems.append(f"{name}: {shapes} share no rank")
     if not found:
         problems.append("there are no adapters in it")
     _refuse(folder, problems)
-    return {name: (pair["a"], pair["b"]) for name, pair in found.items()}
+    pairs = {name: (pair["a"], pair["b"]) for name, pair in found.items()}
+    parameters = folder.config.get("target_parameters") or []
+    if not parameters:
+        return pairs
+    stacks = from_peft(pairs, parameters, int(folder.config["r"]))
+    inside = {name.rpartition(".")[0] for name in stacks}
+    plain = {name: pair for name, pair in pairs.items() if name.removesuffix(".base_layer") not in inside}
+    return {**plain, **stacks}
 
 
 def scale_of(folder: AdapterFolder, rank: int) -> float:
@@ -134,11 +156,12 @@ def scale_of(folder: AdapterFolder, rank: int) -> float:
 
 
 def matching_factors(
-    folder: AdapterFolder, sizes: Mapping[str, tuple[int, int]], spec: LoraSpec
+    folder: AdapterFolder, sizes: Mapping[str, tuple[int, ...]], spec: LoraSpec
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """The factors of a folder if they are those of a recipe: the same linears, rank and scale.
 
-    sizes: (in, out) of every linear that the recipe adapts. Raises ConfigError, naming folder and linears: an
+    sizes: (in, out) of every linear that the recipe adapts, (in, out, experts) of a stack of which every
+    expert has an adapter. Raises ConfigError, naming folder and linears: an
     adapter whose keys match nothing would stay at its start without an error
     (https://github.com/huggingface/peft/issues/2412).
     """
@@ -149,8 +172,8 @@ def matching_factors(
     if extra := sorted(factors.keys() - sizes.keys()):
         problems.append(f"has an adapter for {few(extra)}, which the recipe does not adapt")
     for name in sorted(factors.keys() & sizes.keys()):
-        (a, b), (inputs, outputs) = factors[name], sizes[name]
-        wanted = ((spec.rank, inputs), (outputs, spec.rank))
+        (a, b), (inputs, outputs, *experts) = factors[name], sizes[name]
+        wanted = ((*experts, spec.rank, inputs), (*experts, outputs, spec.rank))
         if (tuple(a.shape), tuple(b.shape)) != wanted:
             problems.append(
                 f"{name} has A {list(a.shape)} and B {list(b.shape)}, the recipe {list(wanted[0])} and "

@@ -31,5 +31,8 @@ def start_from_adapter(
     if path is None:
         key = f"policy.{recipe.policy.backend}_cfg.lora_cfg.adapter"
         raise ConfigError(f"{recipe_path}: {key}: there is no folder {name}")
-    sizes = {site.name: (site.in_features, site.out_features) for site in sites}
+    sizes = {
+        site.name: (site.in_features, site.out_features, *([site.experts] if site.experts else []))
+        for site in sites
+    }
     bank.load_factors(matching_factors(read_adapter(path), sizes, bank.adapters[0].spec))
