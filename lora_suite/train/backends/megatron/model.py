@@ -103,7 +103,7 @@ def _leave(weight: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class LayerModules:
-    """What a layer's spec gets beside our norm and attention; None leaves megatron-core's own linears.
+    """What a layer's spec gets beside our norm; None leaves megatron-core's own linears.
 
     Routed experts keep their linears. head_norm: of queries' and keys' heads, in models that have one.
     """
@@ -111,6 +111,7 @@ class LayerModules:
     column: type | None = None
     row: type | None = None
     head_norm: type = RMSNorm
+    attention: type = SdpaAttention
 
 
 PLAIN = LayerModules()
@@ -145,7 +146,7 @@ def _replace_modules(layer: Any, config: TransformerConfig, modules: LayerModule
     """Put our norm, attention and perhaps linears into a layer's spec."""
     attention = layer.self_attention.submodules
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
-    attention.core_attention = SdpaAttention
+    attention.core_attention = modules.attention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = modules.head_norm
     if modules.column is not None:

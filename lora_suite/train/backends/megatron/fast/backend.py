@@ -11,6 +11,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 
 from lora_suite.train.backends.graphed import GraphedBackend
 from lora_suite.train.backends.megatron.compat import on_device
+from lora_suite.train.backends.megatron.fast.modules import Slots
 from lora_suite.train.batch import MicroBatch
 from lora_suite.train.fast.collectives import TensorParallel
 from lora_suite.train.fast.head_loss import chunk_loss_of, evaluate_loss, head_loss
@@ -58,16 +59,14 @@ class FastMegatronBackend(GraphedBackend):
     ) -> torch.Tensor:
         """input_ids [rows, length] to normalised states [length · rows, hidden]; blocks: of packed rows.
 
-        Packed rows are blocks of the mask, and their angles those of their own positions: megatron-core's
-        way, by `packed_seq_params`, reads each row's length on the host.
+        megatron-core's own way for packed rows, `packed_seq_params`, reads each row's length on the host.
         """
         with on_device(self.topology.device):
             x = self.model.embedding(input_ids, None)
             angles = self._angles_of(input_ids.shape[1] if blocks is None else blocks.longest)
-        if blocks is not None:
-            angles = angles[blocks.positions[0]]
+        slots = Slots.of(angles, blocks, self._dtype)
         for layer in layers:
-            x, _ = layer(hidden_states=x, attention_mask=blocks, rotary_pos_emb=angles)
+            x, _ = layer(hidden_states=x, attention_mask=slots)
         states: torch.Tensor = self.model.decoder.final_layernorm(x)
         return states.flatten(0, 1)
 

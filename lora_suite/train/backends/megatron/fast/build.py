@@ -12,6 +12,7 @@ from lora_suite.train.backends.base import NO_GPU, Backend
 from lora_suite.train.backends.megatron.attach import HEAD_NAMES
 from lora_suite.train.backends.megatron.fast.backend import FastMegatronBackend
 from lora_suite.train.backends.megatron.fast.modules import (
+    FastAttention,
     FastColumnParallelLinear,
     FastMLP,
     FastRowParallelLinear,
@@ -25,7 +26,7 @@ from lora_suite.train.fast.zero import ShardedWeights
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.topology import Topology
 
-FAST = LayerModules(FastColumnParallelLinear, FastRowParallelLinear, HeadNorm)
+FAST = LayerModules(FastColumnParallelLinear, FastRowParallelLinear, HeadNorm, FastAttention)
 
 
 def slow_path_reason(recipe: Recipe, blueprint: Blueprint, device: torch.device) -> str | None:
