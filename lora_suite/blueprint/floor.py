@@ -45,6 +45,7 @@ from lora_suite.blueprint.linears import Linear
 from lora_suite.blueprint.memory import (
     WIDTHS,
     LocalParams,
+    expert_adapter_params,
     local_adapter_params,
     micro_batch_tokens,
     micro_batches,
@@ -192,8 +193,17 @@ class StepFloor:
         layout, wide = self.layout, max(4, self._width)
         stride = layout.tensor
         if not self._full:
-            summed = wide * local_adapter_params(self.blueprint, layout)
-            return 2 * self._gather(summed, stride, layout.data)
+            of_experts = expert_adapter_params(self.blueprint, layout)
+            of_all = local_adapter_params(self.blueprint, layout) - of_experts
+            same = layout.data // layout.expert
+            return (
+                2
+                * wide
+                * (
+                    self._gather(of_all, stride, layout.data)
+                    + self._gather(of_experts, stride * layout.expert, same)
+                )
+            )
         ends, experts = self._params.layers + self._params.ends, self._params.experts
         apart = stride * layout.expert
         same = layout.data // layout.expert

@@ -232,14 +232,10 @@ def _adapted_state(
 
 
 def local_adapter_params(blueprint: Blueprint, layout: RankLayout) -> float:
-    """Parameters of a rank's adapters: of a split linear one factor is split, and the other is whole.
-
-    Those of single experts lie where these do.
-    """
+    """Parameters of a rank's adapters: of a split linear one factor is split, and the other is whole."""
     rank, total = blueprint.rank or 0, 0.0
     for site in blueprint.adapters:
         if site.experts is not None:
-            total += site.params(rank) / layout.expert
             continue
         inputs, outputs = float(site.in_features), float(site.out_features)
         if site.kind in COLUMN:
@@ -247,7 +243,13 @@ def local_adapter_params(blueprint: Blueprint, layout: RankLayout) -> float:
         elif site.kind in ROW:
             inputs /= layout.tensor
         total += rank * (inputs + outputs)
-    return total / layout.pipeline
+    return total / layout.pipeline + expert_adapter_params(blueprint, layout)
+
+
+def expert_adapter_params(blueprint: Blueprint, layout: RankLayout) -> float:
+    """Parameters of a rank's adapters of single experts, which lie where these do."""
+    stacked = (site.params(blueprint.rank or 0) for site in blueprint.adapters if site.experts is not None)
+    return sum(stacked) / (layout.expert * layout.pipeline)
 
 
 def _frames(blueprint: Blueprint) -> int:

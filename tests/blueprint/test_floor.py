@@ -193,3 +193,18 @@ def test_split_experts_are_reduced_among_those_that_have_the_same() -> None:
         (6 * others * 7 / 8 + 6 * experts / 2 * 3 / 4 + travels) / 1e6
     )
     assert split.update == pytest.approx(whole.update)
+
+
+def test_adapters_of_single_experts_are_summed_where_these_are() -> None:
+    keys = ["cluster.num_nodes=1", "policy.train_global_batch_size=8", "policy.dtensor_cfg.lora_cfg.dim=8"]
+    split = "policy.dtensor_cfg.expert_parallel_size=2"
+    experts_off, experts_on = (
+        floor(NANO_LORA, 8 * 2048, *keys, split, f"policy.dtensor_cfg.lora_cfg.experts={which}", replicas=8)
+        for which in ("off", "per_expert")
+    )
+    # A rank has half of 128 experts in 23 layers, each with two adapters, and sums them with three others.
+    own = 23 * 64 * 2 * 8 * (2688 + 1856)
+    assert experts_on.communication - experts_off.communication == pytest.approx(
+        2 * 4 * own * 3 / 4 / 1e6, rel=1e-6
+    )
+    assert experts_on.update - experts_off.update == pytest.approx(26 * own / 1e9)
