@@ -129,9 +129,9 @@ class FramedLinear(nn.Module):
         self._leaf = () if leaf is None else (leaf,)
 
     def use(self, ops: ThinOps) -> None:
-        """Take these operations where the frame is thin enough for them."""
+        """Take these operations where the frame is thin enough for them; they sum in float32."""
         layout = self.layout
-        if len(self.matrix) - self.out > THIN:
+        if len(self.matrix) - self.out > THIN or self.matrix.dtype == torch.float64:
             return
         sizes = [size for part in layout.sizes for size in part]
         *begins, size = accumulate(sizes, initial=0)
