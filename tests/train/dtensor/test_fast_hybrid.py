@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional
 
 from lora_suite.blueprint.shape import HybridShape, ModelShape
+from lora_suite.train.backends.dtensor import fast
+from lora_suite.train.backends.dtensor.build import build as build_plain
 from lora_suite.train.backends.dtensor.fast.hybrid import HybridDecoder, Parts
 from lora_suite.train.batch import MicroBatch, Segments
 from lora_suite.train.fast.experts import FramedExperts, StackedExperts
@@ -309,3 +313,15 @@ def test_packed_rows_train_like_rows_apart(tmp_path):
     packed, apart = run_ranks(1, tmp_path / "ranks", packed_and_apart, setting)[0]
     assert packed[0] == pytest.approx(apart[0], rel=1e-12)
     torch.testing.assert_close(packed[1], apart[1], rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.slow
+def test_the_program_trains_it_and_every_invariant_holds(new_run):
+    losses = []
+    for name, build in (("plain", build_plain), ("fast", partial(fast.build, gpu=False))):
+        run = new_run(name)
+        overrides = (LORA, f"{BLOCK}.experts=per_expert", f"policy.model_name={TINY_HYBRID}")
+        assert run.train(*overrides, backend=build) == 0
+        assert [each.name for each in run.record.invariants if each.ok is False] == []
+        losses.append(list(run.metrics["train/loss"].values()))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
