@@ -20,6 +20,7 @@ from lora_suite.train.backends.megatron.fast.modules import (
 )
 from lora_suite.train.backends.megatron.model import LayerModules
 from lora_suite.train.backends.megatron.optimizer import adapter_optimizer, is_replica
+from lora_suite.train.fast.linears import FramedLinear, thin_ops
 from lora_suite.train.fast.masters import MasterWeights, Weights, WholeWeights
 from lora_suite.train.fast.mlp import kernel_ops
 from lora_suite.train.fast.zero import ShardedWeights
@@ -72,6 +73,11 @@ def fast_backend(
     for layer in model.decoder.layers:
         layer.mlp = FastMLP(layer.mlp, ops)
     if bank is not None:
+        for frame in model.modules():
+            if isinstance(frame, FramedLinear):
+                frame.join(bank.span(list(frame.by_position.values())))
+                if gpu:
+                    frame.use(thin_ops())
         return FastMegatronBackend(model, topology, bank, gpu=gpu)
     masters = MasterWeights(_trained_weights(model, topology), topology, adapter_optimizer(optimizer), gpu)
     return FastMegatronBackend(model, topology, masters, gpu=gpu)
