@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lora_suite.blueprint import preflight
-from lora_suite.blueprint.sharding import plan_memory
+from lora_suite.blueprint.sharding import named_sharding, plan_memory
 from lora_suite.campaign.jobs.units import Unit, job_lines, refuse_too_large, units_of
 from lora_suite.campaign.reference import against
 from lora_suite.campaign.request import Request
@@ -97,7 +97,9 @@ def _memory_lines(case: Case) -> Iterator[str]:
     """What the memory model expects of the plain path, of a model that is not small."""
     plan = plan_memory(case.recipe, preflight(case.recipe, case.recipe_path), memory=None, fast=False)
     if plan.estimate is not None and plan.estimate.total >= _WORTH_TELLING:
-        yield f"    {plan} on the plain path"
+        free = plan.sharding != "replicate" and named_sharding(case.recipe) is None
+        less = "; sharding: auto shards less where the GPU has room" if free else ""
+        yield f"    {plan} on the plain path{less}"
 
 
 def _conditions(check: DeclaredCheck) -> str:

@@ -57,7 +57,7 @@ def test_the_memory_of_a_large_model_is_told(shown):
     )
     (line,) = [line for line in lines if "memory model" in line]
     assert line.startswith("    weights sharded over 8 ranks (fsdp); the memory model expects ")
-    assert line.endswith(") a rank on the plain path")
+    assert line.endswith(") a rank on the plain path; sharding: auto shards less where the GPU has room")
 
 
 def test_what_will_be_judged_is_named(shown):
