@@ -15,7 +15,7 @@ from lora_suite.config.models import find_config, known_models
 from lora_suite.config.nearest import nearest
 from lora_suite.config.paths import locate
 from lora_suite.config.resolvers import BYTES_TOKENIZER
-from lora_suite.config.schema import MegatronLora, Recipe
+from lora_suite.config.schema import DTensorLora, MegatronLora, Recipe
 
 _ROW_PARALLEL = ("o", "down", "linear_proj", "linear_fc2")
 BYTES_VOCABULARY = 259  # 256 bytes, begin, end, padding
@@ -46,6 +46,12 @@ def _facts(recipe: Recipe, recipe_path: Path, shape: ModelShape | None) -> Bluep
     linears = model_linears(shape)
     where = f"{recipe_path}: policy.{policy.backend}_cfg.lora_cfg"
     sites = select_sites(linears, policy.lora, shape.tied_head, where) if policy.lora.enabled else ()
+    theirs = isinstance(policy.lora, DTensorLora) and policy.lora.implementation == "peft"
+    if theirs and any(site.kind == "mamba_out" for site in sites):
+        raise ConfigError(
+            f"{where}.implementation: PEFT puts no adapter beside out_proj of a Mamba mixer "
+            f"(https://github.com/huggingface/peft/pull/2562); set exclude_modules=['*out_proj*'], or native"
+        )
     exchanged = isinstance(policy.lora, MegatronLora) and policy.lora.a2a_experimental
     if sites and exchanged and not any(site.kind in _ROW_PARALLEL for site in sites):
         raise ConfigError(

@@ -178,3 +178,32 @@ def test_a_folder_with_config_is_a_pretrained_model(tmp_path):
 def test_a_recipe_elsewhere_finds_the_shipped_rows_and_models(tmp_path):
     path = child(tmp_path, "policy: {init: random}\n")
     assert preflight(load_recipe(path).recipe, path).total_params == 1_235_814_400
+
+
+TINY_HYBRID = RECIPES / "sft-tiny-nemotron-h-1n2c-fsdp2-lora.yaml"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "tensor_parallel_size=2",
+            "tensor_parallel_size is 2, but Mamba mixers and experts are not split; set 1",
+        ),
+        ("lora_cfg.implementation=peft", "PEFT puts no adapter beside out_proj of a Mamba mixer"),
+    ],
+)
+def test_what_a_hybrid_model_does_not_have_is_refused(override, message):
+    whole = [f"policy.dtensor_cfg.{key}" for key in ("lora_cfg.experts=off", "expert_parallel_size=1")]
+    text = refusal(TINY_HYBRID, f"policy.dtensor_cfg.{override}", *whole)
+    assert message in text
+
+
+def test_experts_are_split_evenly_and_only_where_there_are_any():
+    three = ["cluster.gpus_per_node=3", "policy.train_global_batch_size=12", "sft.val_global_batch_size=12"]
+    text = refusal(TINY_HYBRID, *three, "policy.dtensor_cfg.expert_parallel_size=3")
+    assert "expert_parallel_size is 3, which does not divide the model's experts, 8" in text
+    text = refusal(TINY_LORA, "policy.dtensor_cfg.expert_parallel_size=2")
+    assert "expert_parallel_size is 2, but the model has no experts; set 1" in text
+    text = refusal(TINY_LORA, "policy.dtensor_cfg.lora_cfg.experts=shared")
+    assert "experts is shared, but the model has no experts; set off" in text

@@ -137,10 +137,11 @@ def test_every_module_kind_is_adapted_and_counted(tmp_path):
         hybrid(LORA, PER_EXPERT, world=1),
         hybrid(LORA, SHARED, world=1),
         hybrid(LORA, PER_EXPERT, out_proj_left, world=1),
+        hybrid(LORA, "policy.dtensor_cfg.lora_cfg.implementation=peft", out_proj_left, world=1),
         hybrid(world=1),
     ]
     (results,) = run_ranks(1, tmp_path / "ranks", counts_on_this_rank, settings)
-    assert [made for _, made, _, _ in results] == [16, 20, 20, 18, 0]
+    assert [made for _, made, _, _ in results] == [16, 20, 20, 18, 14, 0]
     for difference, made, planned, silent in results:
         assert (difference, made, silent) == (0, planned, [])
 
