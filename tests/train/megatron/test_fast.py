@@ -6,6 +6,7 @@ Without a GPU nothing is compiled or captured, and the code in between is what i
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,29 @@ class TestAgainstThePlainPath:
 
     def test_the_fingerprint_sees_a_frozen_weight_inside_its_frame(self, results):
         assert all(rank["checked"]["sees a weight in its frame"] for rank in results)
+
+
+@pytest.mark.slow
+@pytest.mark.train
+def test_the_program_trains_alike_and_every_invariant_holds(new_run):
+    from megatron.core import parallel_state
+
+    from lora_suite.train.backends.megatron.construct import build_backend
+
+    arm = (
+        "policy.dtensor_cfg.enabled=false",
+        "policy.megatron_cfg.enabled=true",
+        f"{LORA_BLOCK}.enabled=true",
+    )
+    losses = []
+    for name, fast in (("plain", False), ("fast", True)):
+        run = new_run(name)
+        assert run.train(*arm, "policy.precision=float64", backend=partial(build_backend, fast=fast)) == 0
+        parallel_state.destroy_model_parallel()
+        assert [each.name for each in run.record.invariants if each.ok is False] == []
+        assert run.record.fast_path.taken is fast
+        losses.append(list(run.metrics["train/loss"].values()))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-11)
 
 
 def refused(recipe: Path, *overrides: str) -> str | None:
