@@ -100,10 +100,10 @@ def test_warnings_of_lint_come_last(shown):
 
 
 def test_over_budget_is_an_error_of_lint(monkeypatch):
-    """The suite of this repository, with a budget below its 2.2 GPU-hours: found by the real lint."""
+    """The suite of this repository, with a budget below its 1.6 GPU-hours: found by the real lint."""
     plan = load_plan(ROOT / "suites" / "smoke.yaml")
     monkeypatch.setattr(
-        "lora_suite.campaign.request.load_plan", lambda path, **options: replace(plan, budget_gpu_hours=2.1)
+        "lora_suite.campaign.request.load_plan", lambda path, **options: replace(plan, budget_gpu_hours=1.5)
     )
-    with pytest.raises(ConfigError, match=r"2\.2 GPU-hours, over its budget of 2\.1"):
+    with pytest.raises(ConfigError, match=r"1\.6 GPU-hours, over its budget of 1\.5"):
         preview(Request(plan.path), console())
