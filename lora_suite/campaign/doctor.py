@@ -20,8 +20,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from lora_suite.campaign.conclude import PatientConsole, results_folder
 from lora_suite.campaign.execute import Launcher, execute
-from lora_suite.campaign.run import PatientConsole, results_folder
 from lora_suite.judge.evidence import NoEvidence, read_evidence
 from lora_suite.judge.statistics import detectable_log_effect
 from lora_suite.judge.verdict import EXIT_CODES, Effect, RunVerdict, SuiteVerdict

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from check_metrics import MetricsError, load_metrics
-from lora_suite.campaign.run import VERDICT
+from lora_suite.campaign.conclude import VERDICT
 from lora_suite.config.errors import ConfigError
 from lora_suite.judge.evidence import Evidence, NoEvidence, read_evidence
 from lora_suite.judge.explain import Explanation, Side, explain

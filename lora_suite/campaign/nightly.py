@@ -14,12 +14,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from lora_suite.campaign.conclude import PatientConsole
 from lora_suite.campaign.execute import Launcher
 from lora_suite.campaign.folders import NIGHT, alone, new_folder, remove_outdated
 from lora_suite.campaign.notify import notify
 from lora_suite.campaign.ration import NightRation
 from lora_suite.campaign.request import Request
-from lora_suite.campaign.run import PatientConsole, refuse_errors, run_campaign
+from lora_suite.campaign.run import refuse_errors, run_campaign
 from lora_suite.config.errors import ConfigError
 from lora_suite.judge.night import INTERRUPTED, MISSING, USAGE, NightVerdict, SuiteOutcome
 from lora_suite.judge.verdict import SuiteVerdict

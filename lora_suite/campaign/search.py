@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from lora_suite.campaign.bisect import Search, bisect
+from lora_suite.campaign.conclude import PatientConsole, results_folder
 from lora_suite.campaign.probe import Launchers, PairProbe, Subject
 from lora_suite.campaign.repository import Commit, Repository
-from lora_suite.campaign.run import PatientConsole, results_folder
 from lora_suite.judge.verdict import EXIT_CODES
 from lora_suite.launch.local import LocalLauncher
 

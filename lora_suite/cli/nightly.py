@@ -24,7 +24,7 @@ def nightly(config: Path, plan_only: bool) -> None:
       lora-suite nightly nightly/nightly.yaml --plan
       lora-suite nightly nightly/nightly.yaml
     """
+    from lora_suite.campaign.conclude import PatientConsole
     from lora_suite.campaign.nightly import preview_night, run_night
-    from lora_suite.campaign.run import PatientConsole
 
     leave(preview_night(config, PatientConsole()) if plan_only else run_night(config))

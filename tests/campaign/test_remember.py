@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lora_suite.campaign import conclude
 from lora_suite.campaign import run as campaign
 from lora_suite.campaign.run import Request, run_campaign
 from lora_suite.history.store import Store
@@ -53,7 +54,7 @@ def test_a_store_that_was_asked_for_is_made_and_shown(suite, tmp_path):
 
 def test_the_reports_are_made_once_and_know_the_history(suite, monkeypatch, tmp_path):
     made = []
-    monkeypatch.setattr(campaign, "store", lambda verdict, folder: made.append(verdict))
+    monkeypatch.setattr(conclude, "store", lambda verdict, folder: made.append(verdict))
     done, _ = suite(tmp_path / "history.db")
     assert made == [done.verdict]
     assert made[0].history

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from junitparser import JUnitXml
 
+from lora_suite.campaign import conclude
 from lora_suite.campaign import run as campaign
 from lora_suite.campaign.run import Request, run_suite
 from lora_suite.config.errors import ConfigError
@@ -276,7 +277,7 @@ def test_a_full_disk_at_the_end_is_one_line(monkeypatch, tmp_path):
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("lora_suite.campaign.request.load_plan", lambda path, **options: make_plan())
-    monkeypatch.setattr(campaign, "write_json_atomically", full)
+    monkeypatch.setattr(conclude, "write_json_atomically", full)
     screen = console()
     assert run_suite(Request(Path("smoke.yaml"), results=tmp_path), FakeLauncher(), screen) == 3
     last = printed(screen).splitlines()[-1]

@@ -8,12 +8,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from lora_suite.campaign.conclude import VERDICT, Campaign, PatientConsole, conclude, results_folder
 from lora_suite.campaign.jobs.attend import attend, cancel_jobs, prepare
 from lora_suite.campaign.jobs.journal import Submission
 from lora_suite.campaign.reference import against
 from lora_suite.campaign.remember import Memory
 from lora_suite.campaign.request import Request
-from lora_suite.campaign.run import VERDICT, Campaign, PatientConsole, conclude, results_folder
 from lora_suite.judge.verdict import SuiteVerdict
 from lora_suite.plan.model import Plan
 from lora_suite.report import terminal
