@@ -83,7 +83,9 @@ class GraphedBackend(TrainedBackend):
                 self.bank.listeners.append(each.refresh)
                 each.refresh()
             if framed:
-                copy = _frame_copies(self.bank, framed) if gpu else partial(refresh, framed)
+                # The kernel multiplies in float32.
+                in_kernel = gpu and dtype != torch.float64
+                copy = _frame_copies(self.bank, framed) if in_kernel else partial(refresh, framed)
                 self.bank.listeners.append(copy)
                 copy()
 
@@ -117,6 +119,10 @@ class GraphedBackend(TrainedBackend):
         too_small = self._room.grow(batches)
         if too_small is not None:
             self._captured.clear()
+            if self._gpu:
+                # cuBLAS keeps its workspace in the old pool, and torch refuses a pool that has lost all its
+                # graphs but not all its memory (https://github.com/vllm-project/vllm/issues/28426).
+                self._pool = torch.cuda.graph_pool_handle()
             if self.topology.rank == 0:
                 print(f"the fast path captures anew for policy.sequence_packing: {too_small}")
 

@@ -219,7 +219,9 @@ class MasterWeights:
         self._steps += 1
         kwargs = self._config.kwargs
         corrections = [1.0 - beta**self._steps for beta in kwargs.betas]
-        self._scalars[1:].copy_(torch.tensor([lr, *corrections], dtype=self._scalars.dtype))
+        scalars = torch.tensor([lr, *corrections], dtype=self._scalars.dtype)
+        # A copy that blocks would wait for all that the device has still to do.
+        self._scalars[1:].copy_(scalars, non_blocking=True)
         lists = (self._firsts, self._seconds, self._gradients(), self._of.tensors)
         for start in range(0, len(self._of.tensors), self._of.together):
             part = slice(start, start + self._of.together)

@@ -35,8 +35,10 @@ class GatedOps:
     gated_backward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def kernel_ops() -> GatedOps:
-    """The kernels of a GPU."""
+def kernel_ops(dtype: torch.dtype) -> GatedOps | None:
+    """The kernels of a GPU; None for float64, since they compute in float32."""
+    if dtype == torch.float64:
+        return None
     from lora_suite.train.fast import kernels
 
     return GatedOps(kernels.gated, kernels.gated_backward)

@@ -64,9 +64,10 @@ def _walk(  # type: ignore[no-untyped-def]
     state = tl.zeros([block, p], tl.float32)
     for step in range(chunks):
         index = chunks - 1 - step if backward else step
-        place = states + index * (heads * n * p) + over_n[:, None] * p + over_p[None, :]
-        tl.store(place, state.to(states.dtype.element_ty))
         time = index * chunk + at.to(tl.int64)
+        begin = tl.cast(index, tl.int64) * (heads * n * p)
+        place = states + begin + over_n[:, None] * p + over_p[None, :]
+        tl.store(place, state.to(states.dtype.element_ty))
         inside = time < length
         total = tl.cumsum(tl.load(decay + time * heads, mask=inside, other=0.0), 0)
         last = tl.sum(tl.where(at == chunk - 1, total, 0.0), 0)

@@ -342,6 +342,7 @@ def test_the_program_trains_alike_and_every_invariant_holds(new_run):
     [
         ("policy.dtensor_cfg.activation_checkpointing=true", "activation_checkpointing"),
         (f"{BLOCK}.dropout=0.1", "dropout"),
+        (f"{BLOCK}.lora_dtype=bfloat16", "lora_dtype"),
         (f"{BLOCK}.target_modules=['lm_head','*q_proj']", "outside the layers"),
         ("data.pad_to_max_length=false", "data.pad_to_max_length is off"),
     ],

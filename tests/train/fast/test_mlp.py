@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from lora_suite.train.fast.linears import FramedLinear, StackedLinear, refresh
-from lora_suite.train.fast.mlp import GatedOps, gated_mlp
+from lora_suite.train.fast.mlp import GatedOps, gated_mlp, kernel_ops
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.spec import LoraSpec
 
@@ -136,3 +136,7 @@ def test_kernels_by_the_interpreter():
         check=False,
     )
     assert done.stdout.strip() == "equal", done.stderr[-2000:]
+
+
+def test_kernels_that_compute_in_float32_leave_float64_alone():
+    assert kernel_ops(torch.float64) is None

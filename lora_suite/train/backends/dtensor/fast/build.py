@@ -69,6 +69,11 @@ def refusal(recipe: Recipe, blueprint: Blueprint, memory: int) -> str | None:
         "full SFT's optimizer is SGD": not lora.enabled and recipe.policy.optimizer.name.endswith("SGD"),
         "activation_checkpointing is on": dtensor.activation_checkpointing,
         "lora_cfg.dropout is not 0": lora.enabled and lora.dropout > 0.0,
+        "lora_cfg.lora_dtype is not the model's": (
+            lora.enabled
+            and lora.implementation != "peft"
+            and lora.lora_dtype not in (None, recipe.policy.precision)
+        ),
         "tensor_parallel_size is above 1, and o_proj or down_proj has a bias": (
             dtensor.tensor_parallel_size > 1 and _row_bias(blueprint)
         ),
@@ -134,7 +139,7 @@ def build(
             trained=bank is None,
             dtype=dtype,
             device=device,
-            ops=kernel_ops() if gpu else None,
+            ops=kernel_ops(dtype) if gpu else None,
             tp=tp,
         )
     if bank is not None:

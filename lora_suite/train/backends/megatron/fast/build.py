@@ -69,7 +69,7 @@ def fast_backend(
 ) -> Backend:
     """The fast backend of a loaded model of `FAST` modules; bank: of its adapters, if these train."""
     gpu = topology.device.type == "cuda"
-    ops = kernel_ops() if gpu else None
+    ops = kernel_ops(model.config.params_dtype) if gpu else None
     for layer in model.decoder.layers:
         layer.mlp = FastMLP(layer.mlp, ops)
     if bank is not None:
