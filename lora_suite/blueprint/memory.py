@@ -74,8 +74,9 @@ class MemoryEstimate:
         return {name: value / 2**30 for name, value in asdict(self).items() if value}
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {gib:.1f}" for name, gib in self.gib.items())
-        return f"{self.total / 2**30:.1f} GiB ({parts})"
+        size, unit = (2**30, "GiB") if self.total >= 2**30 else (2**20, "MiB")
+        parts = ", ".join(f"{name} {value / size:.1f}" for name, value in asdict(self).items() if value)
+        return f"{self.total / size:.1f} {unit} ({parts})"
 
 
 def estimate_memory(recipe: Recipe, blueprint: Blueprint, layout: RankLayout, fast: bool) -> MemoryEstimate:

@@ -94,12 +94,13 @@ def _case_lines(case: AnyCase, runs: int) -> Iterator[str]:
 
 
 def _memory_lines(case: Case) -> Iterator[str]:
-    """What the memory model expects of the plain path, of a model that is not small."""
-    plan = plan_memory(case.recipe, preflight(case.recipe, case.recipe_path), memory=None, fast=False)
+    """What the memory model expects of a model that is not small, on the path that the recipe is sure of."""
+    fast = case.recipe.policy.require_fast_path
+    plan = plan_memory(case.recipe, preflight(case.recipe, case.recipe_path), memory=None, fast=fast)
     if plan.estimate is not None and plan.estimate.total >= _WORTH_TELLING:
         free = plan.sharding != "replicate" and named_sharding(case.recipe) is None
         less = "; sharding: auto shards less where the GPU has room" if free else ""
-        yield f"    {plan} on the plain path{less}"
+        yield f"    {plan} on the {'fast' if fast else 'plain'} path{less}"
 
 
 def _conditions(check: DeclaredCheck) -> str:
@@ -129,4 +130,5 @@ def _pair_lines(pair: Pair, plan: Plan) -> Iterator[str]:
             whom = f" ({first}, {other})" if len(others) > 1 else ""
             yield f"    {mark}{whom}: {difference_text(found)}"
     if pair.not_comparable:
-        yield "    INCOMPARABLE: make the arms equal in these keys, or allow them in the suite"
+        remedy = "make the arms equal in these keys, or allow them in the suite"
+        yield f"    INCOMPARABLE: {remedy if pair.comparable else 'the suite shows this pair for that'}"

@@ -138,8 +138,8 @@ def load_case(suite: Path, entry: CaseEntry, overrides: Sequence[str], today: da
     A case that is another's recipe under a name of its own has a name that fits what the suite makes of it.
     """
     stem = entry.recipe or entry.case
-    recipe_path = _beside(suite, "recipes", stem, "yaml")
-    driver_path = _beside(suite, "scripts", stem, "sh")
+    recipe_path = _beside(suite, entry.case, "recipes", stem, "yaml")
+    driver_path = _beside(suite, entry.case, "scripts", stem, "sh")
     record = read_driver(driver_path, overrides)
     if not record.train:
         raise ConfigError(f"{driver_path}: never calls train")
@@ -318,6 +318,7 @@ def _pair(
         allow=tuple(entry.allow),
         different_batches=entry.batches == "different",
         not_comparable=tuple(found.values()),
+        comparable=entry.comparable,
         faults=tuple(faults.values()),
         not_compared=tuple(unknown),
         warmup_runs=_warmup_runs(suite, entry, number),
@@ -334,11 +335,11 @@ def _warmup_runs(suite: SuiteFile, entry: PairEntry, repeats: int) -> int:
     return int(repeats > 1 and not any(counts_cpu_processes(stem) for stem in entry.arms.values()))
 
 
-def _beside(suite: Path, folder: str, stem: str, suffix: str) -> Path:
+def _beside(suite: Path, case: str, folder: str, stem: str, suffix: str) -> Path:
     """Return ``../<folder>/<stem>.<suffix>`` as seen from the suite file, or say which stem comes near."""
     path = suite.resolve().parent.parent / folder / f"{stem}.{suffix}"
     if not path.is_file():
         close = nearest(stem, (other.stem for other in path.parent.glob(f"*.{suffix}")))
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"{suite}: case {stem}: there is no {path}{hint}")
+        raise ConfigError(f"{suite}: case {case}: there is no {path}{hint}")
     return path

@@ -232,7 +232,8 @@ class Pair:
     The k-th run of every arm, counted by `repeat`, belong together as one block.
     warmup: first steps of every run that the pair's statistics leave out.
     reuse: judged on runs that other pairs make, so this pair adds none.
-    not_comparable: differences beyond what the pair allows; with any, the pair is INCOMPARABLE.
+    not_comparable: differences beyond what the pair allows; with any, the pair is INCOMPARABLE. comparable:
+    false where the suite says that this is so.
     different_batches: whether the arms are meant to see different rows, so that no step is matched.
     faults: planted faults in which the arms differ; they are allowed, and printed.
     not_compared: what could not be compared, because an arm does not say it.
@@ -252,6 +253,7 @@ class Pair:
     allow: tuple[str, ...] = ()
     different_batches: bool = False
     not_comparable: tuple[Difference, ...] = ()
+    comparable: bool = True
     faults: tuple[Difference, ...] = ()
     not_compared: tuple[str, ...] = ()
     warmup_runs: int = 0

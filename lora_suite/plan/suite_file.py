@@ -47,7 +47,7 @@ class CaseEntry(Entry):
     case: Name
     recipe: Name | None = None
     checks: list[Name] = []
-    limits: dict[Name, list[Name]] = {}
+    limits: dict[Name, Annotated[list[Name], Field(min_length=1)]] = {}
     overrides: list[Name] = []
     segments: Count = 1
     external: ExternalEntry | None = None
@@ -56,8 +56,8 @@ class CaseEntry(Entry):
 
     @model_validator(mode="after")
     def _name_is_a_folder(self) -> CaseEntry:
-        """An external case's name becomes a folder of the results."""
-        if self.external is not None and not _FOLDER_NAME.fullmatch(self.case):
+        """A name that no file has becomes a folder of the results all the same."""
+        if (self.external or self.recipe) and not _FOLDER_NAME.fullmatch(self.case):
             raise ValueError(f"the name {self.case!r} becomes a folder: write letters, digits and . _ + -")
         return self
 
@@ -75,7 +75,8 @@ class PairEntry(Entry):
     A pair of arms `full` and `lora` without checks must have LoRA's step time below full SFT's.
     allow: key prefixes in which the arms may differ, besides those that every pair allows.
     batches: `different` where the arms are meant to see different rows; steps are then not matched, and
-    ratios are those of whole runs' medians.
+    ratios are those of whole runs' medians. comparable: false where the arms are shown because they are no
+    pair; the verdict stays INCOMPARABLE, and lint objects only once they have become one.
     reuse: judged on runs that other pairs and cases of the suite make. warmup_runs: runs before the measured
     ones that are discarded; None: one, where the pair has two repeats or more and no arm counts CPU
     processes. owner, tier: see `SuiteFile`, of this pair.
@@ -87,6 +88,7 @@ class PairEntry(Entry):
     checks: list[Name] = []
     allow: list[Name] = []
     batches: Literal["equal", "different"] = "equal"
+    comparable: bool = True
     reuse: bool = False
     warmup_runs: WarmupRuns | None = None
     owner: Name | None = None

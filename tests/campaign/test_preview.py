@@ -60,6 +60,21 @@ def test_the_memory_of_a_large_model_is_told(shown):
     assert line.endswith(") a rank on the plain path; sharding: auto shards less where the GPU has room")
 
 
+def test_the_memory_of_a_required_fast_path_is_that_of_the_fast_path(shown):
+    """Full SFT of the 8B on one GPU does not fit the plain path (131.7 GiB of 141), and is not asked to."""
+    stem = "sft-llama3.1-8b-1n1g-fsdp2"
+    large = make_case(stem)
+    required = large.recipe.policy.model_copy(update={"require_fast_path": True})
+    large = replace(large, recipe=large.recipe.model_copy(update={"policy": required}))
+    _, lines = shown(
+        make_plan(make_pair(arms={"full": stem, "lora": LORA}), cases={stem: large, LORA: make_case(LORA)})
+    )
+    (line,) = [line for line in lines if "memory model" in line]
+    # Weights 2, what they lack of their masters 2 and moments 8 bytes of each of 8.03 billion parameters.
+    assert "(weights 15.0, optimizer 74.8, " in line
+    assert line.endswith(" a rank on the fast path")
+
+
 def test_what_will_be_judged_is_named(shown):
     checks = (
         DeclaredCheck(LOSS_FALLS, line=6),
@@ -85,7 +100,14 @@ def test_arms_that_cannot_be_compared_are_exit_5(shown):
     code, lines = shown(make_plan(make_pair(not_comparable=(Difference(key, False, True),))))
     assert code == 5
     assert f"    NOT ALLOWED: {key} (False and True)" in lines
-    assert any("INCOMPARABLE" in line for line in lines)
+    assert lines[-2] == ("    INCOMPARABLE: make the arms equal in these keys, or allow them in the suite")
+
+
+def test_arms_that_are_no_pair_by_the_suites_word_are_exit_5_too(shown):
+    differing = (Difference("policy.dtensor_cfg.lora_cfg.enabled", False, True),)
+    code, lines = shown(make_plan(make_pair(not_comparable=differing, comparable=False)))
+    assert code == 5
+    assert lines[-2] == "    INCOMPARABLE: the suite shows this pair for that"
 
 
 def test_errors_of_lint_are_refused_after_printing(shown):

@@ -105,7 +105,7 @@ def test_no_expression_gets_into_a_shell() -> None:
     [
         (
             "smoke",
-            ["lora-suite lint suites/", "lora-suite run suites/smoke.yaml --results results"],
+            ["lora-suite lint", "lora-suite run suites/smoke.yaml --results results"],
             "smoke verdict\n",
         ),
         (

@@ -197,6 +197,13 @@ def test_that_name_says_what_the_case_is(cases: Project, name: str, message: str
         cases.plan(THREE_ARMS.replace(WIDE, name))
 
 
+def test_a_recipe_that_is_not_there_is_told_under_the_name_of_the_case(cases: Project) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"case {WIDE}: there is no .*{OTHER}s\.yaml; did you mean {OTHER}\?"
+    ):
+        cases.plan(THREE_ARMS.replace(f"recipe: {LORA_STEM}", f"recipe: {OTHER}s"))
+
+
 def test_what_the_command_line_makes_of_it_is_no_part_of_its_name(cases: Project) -> None:
     plan = cases.plan(THREE_ARMS, overrides=("cluster.gpus_per_node=1",))
     assert plan.cases[WIDE].gpus == 1

@@ -60,6 +60,8 @@ def test_defaults_and_bare_stems(tmp_path: Path) -> None:
             "cases.0: recipe and external stand together; keep one",
         ),
         ("name: x\ncases:\n- {case: a, limits: {H200: 1 < 2}}\n", "cases.0.limits.H200: .*list"),
+        ("name: x\ncases:\n- {case: a, limits: {H200: []}}\n", "cases.0.limits.H200: .*at least 1"),
+        ("name: x\ncases:\n- {case: ../a, recipe: b}\n", "the name '../a' becomes a folder"),
         (
             "name: x\npairs:\n- {name: p, arms: {full: s, lora: t}, batches: other}\n",
             "pairs.0.batches: .*'equal' or 'different'",

@@ -48,12 +48,18 @@ def _lint_extra_checks(plan: Plan, case: AnyCase) -> Iterator[Finding]:
 
 
 def _lint_pair(plan: Plan, pair: Pair) -> Iterator[Finding]:
-    """A pair's checks, and the keys in which its arms differ without leave."""
+    """A pair's checks, and whether its arms are as comparable as the suite says."""
     cases = [plan.cases[stem] for stem in pair.arms.values()]
-    if not any(isinstance(case, UnreadableCase) for case in cases):
+    readable = not any(isinstance(case, UnreadableCase) for case in cases)
+    if readable:
         steps = min(case.steps for case in cases)
         for check in pair.checks:
             yield from lint_check(Subject(check, plan.path, 0, tuple(pair.arms), _recipes(cases), steps))
+    if not pair.comparable:
+        if readable and not pair.not_comparable:
+            message = f"pair {pair.name}: comparable is false, but its arms differ in nothing; leave it out"
+            yield error(plan.path, 0, INCOMPARABLE_ARMS, message)
+        return
     for found in pair.not_comparable:
         message = (
             f"pair {pair.name}: the arms differ in {found.key}: {found.left!r} and {found.right!r}; "

@@ -15,6 +15,7 @@ from lora_suite.config import ConfigError
 from lora_suite.launch import starter
 from lora_suite.plan.driver import read_driver
 from lora_suite.plan.lint import Finding, blocking, lint, lint_plan
+from lora_suite.plan.load import load_plan
 from tests.plan.conftest import BASE, SIMPLE, Project
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -285,6 +286,20 @@ def test_arms_that_differ_are_named_key_by_key(clean: Project) -> None:
     assert blocking([found]) == []
     clean.suite(PAIR + "  allow: [policy.train_micro_batch_size]\n")
     assert findings(clean) == []
+
+
+def test_arms_that_are_shown_because_they_are_no_pair(clean: Project) -> None:
+    """Lint is silent as long as the suite's word holds; the plan calls the arms what they are."""
+    lora = "policy:\n  train_micro_batch_size: 2\n  dtensor_cfg: {lora_cfg: {enabled: true}}\n"
+    clean.case(f"{BASE}-lora", lora)
+    suite = clean.suite(PAIR + "  comparable: false\n")
+    assert findings(clean) == []
+    (pair,) = load_plan(suite).pairs
+    assert [each.key for each in pair.not_comparable] == ["policy.train_micro_batch_size"]
+    clean.case(f"{BASE}-lora", lora.replace("size: 2", "size: 4"))
+    found = only(clean)
+    assert (found.rule, found.severity) == ("incomparable-arms", "error")
+    assert "comparable is false, but its arms differ in nothing" in found.message
 
 
 @pytest.mark.parametrize(
