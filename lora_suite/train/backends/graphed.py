@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lora_suite.train.backends.trained import TrainedBackend
 from lora_suite.train.batch import MicroBatch
-from lora_suite.train.fast.capture import CapturedPass
+from lora_suite.train.fast.capture import CapturedPass, Compute
 from lora_suite.train.fast.experts import FramedExperts
 from lora_suite.train.fast.head_loss import ChunkLoss, chunk_loss
 from lora_suite.train.fast.linears import FramedLinear, refresh
@@ -142,8 +142,12 @@ class GraphedBackend(TrainedBackend):
         """Capture a new shape, with the gradients so far put aside."""
         kept = self.bank.gradient.clone() if self.bank is not None else None
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        compute = partial(self._compute, _span(batch))
-        self._captured[_shape(batch)] = CapturedPass(compute, batch, self._clear, trained, self._pool)
+        compute, clear = partial(self._compute, _span(batch)), self._clear
+        if self._full is not None and self._captured:
+            # Into the gradients of the first shape: others of its own would stay in memory for each shape.
+            clear = partial(self.model.zero_grad, set_to_none=False)
+            compute = partial(_after, clear, compute)
+        self._captured[_shape(batch)] = CapturedPass(compute, batch, clear, trained, self._pool)
         if self.bank is not None and kept is not None:
             self.bank.gradient.copy_(kept)
 
@@ -171,6 +175,11 @@ class GraphedBackend(TrainedBackend):
         if self._full is not None:
             self._full.reduced()
         return loss.detach()
+
+
+def _after(first: Callable[[], None], compute: Compute, *tensors: torch.Tensor) -> torch.Tensor:
+    first()
+    return compute(*tensors)
 
 
 def _compiled(of_chunk: ChunkLoss, dtype: torch.dtype) -> ChunkLoss:
