@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routed experts on one rank: rows sorted by expert on the device, grouped products, nothing waits.
+"""Routed experts: rows sorted by expert on the device, grouped products, nothing waits.
 
 Each token's row is copied once for each of its experts, sorted by expert; W₁ and W₂ are each expert's:
 
@@ -8,6 +8,8 @@ Each token's row is copied once for each of its experts, sorted by expert; W₁ 
 w is the router's weight of a row; it is applied before the second product, which is linear, so that its
 gradient needs no y'. How many rows there are does not depend on the routing, only where each expert's end,
 and that is read on the device. Sums are taken in a fixed order, so results do not vary from run to run.
+
+A rank may have some of the experts only. Rows of the others come last, where no product reads or writes them.
 
 Frozen experts with adapters are matrices [[W, s·B], [A, 0]], one an expert, as in `linears`.
 """
@@ -32,8 +34,8 @@ class Routing(NamedTuple):
     """Which rows go where.
 
     weights [tokens, k]: of each token's experts. order int64 [rows]: the place token · k + choice of each
-    sorted row; places int64 [rows]: the sorted row of each place. ends int32 [experts]: where each expert's
-    rows end.
+    sorted row; places int64 [rows]: the sorted row of each place. ends int32 [experts (this rank's)]: where
+    each expert's rows end; rows behind the last are of other ranks' experts.
     """
 
     weights: torch.Tensor
@@ -42,14 +44,21 @@ class Routing(NamedTuple):
     ends: torch.Tensor
 
 
-def route(chosen: torch.Tensor, weights: torch.Tensor, experts: int) -> Routing:
-    """Sort by expert. chosen int64 [tokens, k]: the experts of each token; weights [tokens, k]."""
+def route(chosen: torch.Tensor, weights: torch.Tensor, experts: int, own: range | None = None) -> Routing:
+    """Sort by expert. chosen int64 [tokens, k]: the experts of each token; weights [tokens, k].
+
+    experts: in all. own: those of this rank, which come first; None where it has all.
+    """
+    own = range(experts) if own is None else own
     # As narrow as can be: a radix sort takes a pass for every few bits.
     kind = torch.int16 if experts < 2**15 else torch.int32
-    owners, order = torch.sort(chosen.flatten().to(kind), stable=True)
+    numbers = chosen.flatten()
+    if own.start:
+        numbers = (numbers - own.start).remainder(experts)
+    owners, order = torch.sort(numbers.to(kind), stable=True)
     rows = torch.arange(len(order), device=order.device)
     places = torch.empty_like(order).scatter_(0, order, rows)
-    every = torch.arange(experts, device=order.device, dtype=kind)
+    every = torch.arange(len(own), device=order.device, dtype=kind)
     ends = torch.searchsorted(owners, every, right=True, out_int32=True)
     return Routing(weights, order, places, ends)
 
@@ -68,7 +77,8 @@ class StackedExperts(nn.Module):
     @property
     def operand(self) -> torch.Tensor:
         """What rows are multiplied with."""
-        return self.weight
+        # An alias, because the compiler takes no operation that is given one tensor twice.
+        return self.weight.detach()
 
     @property
     def trained(self) -> list[torch.Tensor]:
@@ -205,13 +215,13 @@ def routed(
 
     up [experts, hidden + R, features + R] and down [experts, features + S, hidden + S]: R and S may be 0.
     """
-    wide = gather(x, order, weights.shape[1], up.shape[2] - features)
+    wide = gather(x, order, ends, weights.shape[1], up.shape[2] - features)
     t_up = _fill(wide, features, up[:, hidden:, :features].mT, ends)
     h = _rows(wide, up[:, :hidden].mT, ends)
-    wide = relu2(h, weights, order, down.shape[2] - hidden)
+    wide = relu2(h, weights, order, ends, down.shape[2] - hidden)
     t_down = _fill(wide, hidden, down[:, features:, :hidden].mT, ends)
     rows = _rows(wide, down[:, :features].mT, ends)
-    return combine(rows, places, weights.shape[1], features), h, t_up, t_down
+    return combine(rows, places, ends, weights.shape[1], features), h, t_up, t_down
 
 
 @routed.register_fake
@@ -247,16 +257,18 @@ def routed_backward(
     or `of_down` asks for that) and nothing.
     """
     choices, ranks = weights.shape[1], (t_up.shape[1], t_down.shape[1])
-    wide = gather(dy, order, choices, ranks[1])
+    wide = gather(dy, order, ends, choices, ranks[1])
     u = _fill(wide, features, down[:, :features, hidden:], ends)
     d = _rows(wide, down[:, :, :hidden], ends)
     dy = wide[:, :features]
-    by_down = _trained(dy, t_down, u, ranks[1] > 0 or of_down, ends, lambda: relu2(h, weights, order, 0))
-    wide, d_weights = relu2_backward(h, d, weights, order, ranks[0])
+    by_down = _trained(
+        dy, t_down, u, ranks[1] > 0 or of_down, ends, lambda: relu2(h, weights, order, ends, 0)
+    )
+    wide, d_weights = relu2_backward(h, d, weights, order, ends, ranks[0])
     u = _fill(wide, hidden, up[:, :hidden, features:], ends)
-    dx = combine(_rows(wide, up[:, :, :features], ends), places, choices, features)
+    dx = combine(_rows(wide, up[:, :, :features], ends), places, ends, choices, features)
     dh = wide[:, :hidden]
-    by_up = _trained(dh, t_up, u, ranks[0] > 0 or of_up, ends, lambda: gather(x, order, choices, 0))
+    by_up = _trained(dh, t_up, u, ranks[0] > 0 or of_up, ends, lambda: gather(x, order, ends, choices, 0))
     return dx, d_weights[places].view_as(weights), *by_up, *by_down
 
 

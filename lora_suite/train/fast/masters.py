@@ -5,11 +5,15 @@ What bounds the update is traffic. A bfloat16 weight is its master's upper half,
 lacks is kept, 16 bits (TransformerEngine calls them the parameter's remainder). Then per parameter the update
 reads gradient, weight, remainder and two moments and writes the latter four: 26 bytes, and a model's masters
 take 2 bytes a parameter besides its weights, not 4. A kernel does it in one pass.
+
+SGD without momentum has no moments: its update moves 10 bytes, and a parameter takes 6 with its gradient. The
+remainders it needs as much: a bfloat16 weight alone would lose updates below half of its last bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -135,10 +139,44 @@ def adam_update(
             remainders[index].copy_(remainder_of(master, weight))
 
 
-def _kernel() -> Update:
-    from lora_suite.train.fast import update_kernels
+def sgd_update(
+    remainders: Sequence[torch.Tensor] | None,
+    gradients: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    scalars: torch.Tensor,
+    decay: float,
+) -> None:
+    """One step of SGD without momentum in torch's form, in place: its decay is added to the gradient.
 
-    return update_kernels.adam_update
+    Arguments as `adam_update`'s; of the scalars the first two.
+    """
+    factor, lr = scalars[:2].unbind()
+    for index, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
+        master = weight if remainders is None else join(weight, remainders[index])
+        master = master - lr * (gradient.to(master.dtype) * factor + master * decay)
+        weight.copy_(master)
+        if remainders is not None:
+            remainders[index].copy_(remainder_of(master, weight))
+
+
+def _update_of(config: Optimizer, compiled: bool) -> Update:
+    """The update, with what does not change from step to step."""
+    adam: Update = adam_update
+    sgd: Update = sgd_update
+    if compiled:
+        from lora_suite.train.fast import update_kernels
+
+        adam, sgd = update_kernels.adam_update, update_kernels.sgd_update
+    kwargs = config.kwargs
+    if config.name.endswith("SGD"):
+        return partial(sgd, decay=kwargs.weight_decay)
+    return partial(
+        adam,
+        betas=kwargs.betas,
+        eps=kwargs.eps,
+        decay=kwargs.weight_decay,
+        decoupled=config.name.endswith("AdamW"),
+    )
 
 
 class MasterWeights:
@@ -156,8 +194,8 @@ class MasterWeights:
         narrow = tensors[0].dtype == torch.bfloat16
         dtype = torch.float32 if narrow else tensors[0].dtype
         self._remainders = [torch.zeros_like(each, dtype=torch.int16) for each in tensors] if narrow else None
-        self._firsts = [torch.zeros_like(each, dtype=dtype) for each in tensors]
-        self._seconds = [torch.zeros_like(each, dtype=dtype) for each in tensors]
+        names = () if config.name.endswith("SGD") else ("first", "second")
+        self._moments = {name: [torch.zeros_like(each, dtype=dtype) for each in tensors] for name in names}
         self._sums: list[torch.Tensor] | None = None
         self._config = config
         self._steps = 0
@@ -166,7 +204,7 @@ class MasterWeights:
         replicas = set(weights.replicas)
         counted = [1.0 / topology.tp.size if index in replicas else 1.0 for index in range(len(tensors))]
         self._counted = torch.tensor(counted, dtype=dtype, device=tensors[0].device)
-        self._update: Update = _kernel() if compiled else adam_update
+        self._update = _update_of(config, compiled)
 
     def begin(self) -> None:
         """Forget the sums of the last step."""
@@ -217,22 +255,17 @@ class MasterWeights:
     def step(self, lr: float) -> None:
         """Update masters and weights."""
         self._steps += 1
-        kwargs = self._config.kwargs
-        corrections = [1.0 - beta**self._steps for beta in kwargs.betas]
+        corrections = [1.0 - beta**self._steps for beta in self._config.kwargs.betas]
         scalars = torch.tensor([lr, *corrections], dtype=self._scalars.dtype)
         # A copy that blocks would wait for all that the device has still to do.
         self._scalars[1:].copy_(scalars, non_blocking=True)
-        lists = (self._firsts, self._seconds, self._gradients(), self._of.tensors)
+        lists = (*self._moments.values(), self._gradients(), self._of.tensors)
         for start in range(0, len(self._of.tensors), self._of.together):
             part = slice(start, start + self._of.together)
             self._update(
                 None if self._remainders is None else self._remainders[part],
                 *(each[part] for each in lists),
                 self._scalars,
-                (kwargs.betas[0], kwargs.betas[1]),
-                kwargs.eps,
-                kwargs.weight_decay,
-                self._config.name.endswith("AdamW"),
             )
             self._of.publish(part)
         self._of.published()
@@ -246,7 +279,7 @@ class MasterWeights:
         return {
             "weights": self._of.tensors,
             "remainders": self._remainders,
-            "moments": {"first": self._firsts, "second": self._seconds},
+            "moments": self._moments,
             "steps": self._steps,
         }
 
@@ -260,11 +293,13 @@ class MasterWeights:
                 "the checkpoint's tensors are of another model, another precision or another path through it "
                 "(fast_path of policy.dtensor_cfg or policy.megatron_cfg)"
             )
+        if state["moments"].keys() != self._moments.keys():
+            raise KeyError("the checkpoint has the moments of another optimizer (policy.optimizer.name)")
         torch._foreach_copy_(ours, theirs)
         if self._remainders is not None:
             torch._foreach_copy_(self._remainders, state["remainders"])
-        torch._foreach_copy_(self._firsts, state["moments"]["first"])
-        torch._foreach_copy_(self._seconds, state["moments"]["second"])
+        for name, moments in self._moments.items():
+            torch._foreach_copy_(moments, state["moments"][name])
         self._of.publish(slice(None))
         self._of.published()
         self._steps = state["steps"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels around the update: Adam over a tensor, and the adapters' factors into their frames.
+"""Triton kernels around the update: Adam or SGD over a tensor, and the adapters' factors into their frames.
 
 Each does in one pass what a library does in several, and compiles in a second, where a compiler of tensor
 programs takes a minute for all tensors of a model. Loaded where Triton and a GPU are.
@@ -18,6 +18,30 @@ _COPIED = 4096
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _load_master(weight_of, remainder_of, index, inside, split: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A block of masters; split: a master is a bfloat16 weight (int16) and its remainder."""
+    weight = tl.load(weight_of + index, mask=inside)
+    if split:
+        low = tl.load(remainder_of + index, mask=inside).to(tl.int32)
+        return ((weight.to(tl.int32) << 16) + low).to(tl.float32, bitcast=True)
+    else:
+        return weight
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_master(weight_of, remainder_of, index, inside, master, split: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write a block of masters."""
+    if split:
+        # To the nearest of bfloat16, of two the even one.
+        bits = master.to(tl.int32, bitcast=True)
+        high = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        tl.store(weight_of + index, high.to(tl.int16), mask=inside)
+        tl.store(remainder_of + index, tl.minimum(bits - (high << 16), 32767).to(tl.int16), mask=inside)
+    else:
+        tl.store(weight_of + index, master, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _adam(  # type: ignore[no-untyped-def]
     remainder_of, first_of, second_of, gradient_of, weight_of, scalars, size,
     beta1: tl.constexpr, beta2: tl.constexpr, eps: tl.constexpr, decay: tl.constexpr,
@@ -28,12 +52,7 @@ def _adam(  # type: ignore[no-untyped-def]
     inside = index < size
     factor, lr = tl.load(scalars), tl.load(scalars + 1)
     first_correction, second_correction = tl.load(scalars + 2), tl.load(scalars + 3)
-    weight = tl.load(weight_of + index, mask=inside)
-    if split:
-        low = tl.load(remainder_of + index, mask=inside).to(tl.int32)
-        master = ((weight.to(tl.int32) << 16) + low).to(tl.float32, bitcast=True)
-    else:
-        master = weight
+    master = _load_master(weight_of, remainder_of, index, inside, split)
     wide = master.dtype
     g = tl.load(gradient_of + index, mask=inside).to(wide) * factor
     if decoupled:
@@ -45,14 +64,7 @@ def _adam(  # type: ignore[no-untyped-def]
     first += (g - first) * (1.0 - beta1)
     second = second * beta2 + g * g * (1.0 - beta2)
     master -= lr * (first / first_correction) / (tl.sqrt(second / second_correction) + eps)
-    if split:
-        # To the nearest of bfloat16, of two the even one.
-        bits = master.to(tl.int32, bitcast=True)
-        high = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        tl.store(weight_of + index, high.to(tl.int16), mask=inside)
-        tl.store(remainder_of + index, tl.minimum(bits - (high << 16), 32767).to(tl.int16), mask=inside)
-    else:
-        tl.store(weight_of + index, master, mask=inside)
+    _store_master(weight_of, remainder_of, index, inside, master, split)
     tl.store(first_of + index, first.to(first_of.dtype.element_ty), mask=inside)
     tl.store(second_of + index, second.to(second_of.dtype.element_ty), mask=inside)
 
@@ -80,6 +92,40 @@ def adam_update(
             remainder, first, second, gradient.contiguous(), held, scalars, size,
             beta1=betas[0], beta2=betas[1], eps=eps, decay=decay, decoupled=decoupled,
             split=split, block=_BLOCK, num_warps=4,
+        )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sgd(  # type: ignore[no-untyped-def]
+    remainder_of, gradient_of, weight_of, scalars, size,
+    decay: tl.constexpr, split: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = index < size
+    factor, lr = tl.load(scalars), tl.load(scalars + 1)
+    master = _load_master(weight_of, remainder_of, index, inside, split)
+    g = tl.load(gradient_of + index, mask=inside).to(master.dtype) * factor
+    master -= lr * (g + master * decay)
+    _store_master(weight_of, remainder_of, index, inside, master, split)
+
+
+def sgd_update(
+    remainders: Sequence[torch.Tensor] | None,
+    gradients: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    scalars: torch.Tensor,
+    decay: float,
+) -> None:
+    """`masters.sgd_update` by a kernel for each tensor."""
+    split = remainders is not None
+    for remainder, gradient, weight in zip(
+        remainders if remainders is not None else weights, gradients, weights, strict=True
+    ):
+        size = weight.numel()
+        held = weight.view(torch.int16) if split else weight
+        _sgd[(triton.cdiv(size, _BLOCK),)](
+            remainder, gradient.contiguous(), held, scalars, size,
+            decay=decay, split=split, block=_BLOCK, num_warps=4,
         )  # fmt: skip
 
 

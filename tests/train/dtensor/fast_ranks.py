@@ -12,6 +12,7 @@ from lora_suite.blueprint.preflight import preflight
 from lora_suite.train.backends.dtensor import fast
 from lora_suite.train.backends.dtensor.fast.backend import FastBackend
 from lora_suite.train.backends.dtensor.fast.decoder import Decoder, split_dim
+from lora_suite.train.backends.dtensor.fast.hybrid import HybridDecoder
 from lora_suite.train.batch import MicroBatch
 from tests.train.dtensor.ranks import (
     RECIPES,
@@ -74,10 +75,13 @@ def train_each(
 
 
 def whole_weights(backend: FastBackend) -> dict[str, torch.Tensor]:
-    """Every weight, gathered over tensor parallel ranks."""
-    assert isinstance(backend.model, Decoder)
-    tp, weights = backend.topology.tp, {}
+    """Every weight, gathered over the ranks that hold parts of it."""
+    assert isinstance(backend.model, Decoder | HybridDecoder)
+    tp, ep, weights = backend.topology.tp, backend.topology.ep, {}
     for name, part in backend.model.named_tensors():
+        if ".experts." in name and ep.size > 1:
+            weights[name] = gathered(part.contiguous(), ep, 0)
+            continue
         dim = split_dim(name)
         whole = dim is None or tp.size == 1
         weights[name] = part.clone() if whole else gathered(part.contiguous(), tp, dim or 0)

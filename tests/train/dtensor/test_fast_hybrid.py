@@ -14,6 +14,7 @@ from lora_suite.train.backends.dtensor import fast
 from lora_suite.train.backends.dtensor.build import build as build_plain
 from lora_suite.train.backends.dtensor.fast.hybrid import HybridDecoder, Parts
 from lora_suite.train.batch import MicroBatch, Segments
+from lora_suite.train.fast.collectives import ExpertParallel
 from lora_suite.train.fast.experts import FramedExperts, StackedExperts
 from lora_suite.train.fast.linears import FramedLinear, StackedLinear, refresh
 from lora_suite.train.lora.adapter import Adapter
@@ -122,8 +123,9 @@ def ours(adapted, best_groups):
         return torch.nn.Parameter(torch.empty(size, dtype=torch.float64), requires_grad=not adapted)
 
     sizes = MambaSizes.of(HYBRID, 4, 1e-5, (0.001, float("inf")))
+    alone = ExpertParallel(0, 1, "")
     routes = Routes(8, 3, 4, best_groups, True, 2.5)
-    model = HybridDecoder(Parts(SHAPE, sizes, routes, 1e-5, None, linear, experts, tensor))
+    model = HybridDecoder(Parts(SHAPE, sizes, routes, 1e-5, None, linear, experts, tensor, alone))
     if adapters:
         bank_of(adapters)
     return model

@@ -84,6 +84,44 @@ def test_rows_go_through_their_experts(adapted):
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("adapted", [(), ("up", "down")], ids=["weights", "adapters"])
+def test_parts_of_the_experts_add_up_to_all(adapted):
+    """A rank that has some experts gives their part of every sum; 5 experts are 2 and 3."""
+    up, down = linears(adapted)
+    x = draw(TOKENS, FEATURES, seed=3).requires_grad_()
+    weights = draw(TOKENS, CHOICES, seed=4).abs().requires_grad_()
+    dy = draw(TOKENS, FEATURES, seed=5)
+    leaves = [x, weights, *up.trained, *down.trained]
+    y = routed_mlp(x, route(chosen(), weights, EXPERTS), up, down)
+    wanted = torch.autograd.grad(y, leaves, dy)
+    parts, gradients = [], []
+    for own in (range(2), range(2, 5)):
+        part = [only(linear, own) for linear in (up, down)]
+        parts.append(routed_mlp(x, route(chosen(), weights, EXPERTS, own), *part))
+        gradients.append(torch.autograd.grad(parts[-1], [x, weights, *part[0].trained, *part[1].trained], dy))
+    torch.testing.assert_close(sum(parts), y)
+    for index, gradient in enumerate(wanted):
+        found = [each[index] for each in gradients]
+        torch.testing.assert_close(sum(found) if index < 2 else torch.cat(found), gradient)
+
+
+def only(linear, own):
+    """The same with some of its experts."""
+    few = slice(own.start, own.stop)
+    if isinstance(linear, StackedExperts):
+        part = StackedExperts(len(own), linear.in_features, linear.out, torch.float64, CPU)
+        part.weight.data = linear.weight.detach()[few].clone()
+        return part
+    adapter = ExpertAdapter("part", linear.in_features, linear.out, KIND, len(own), "loop")
+    bank_of([adapter])
+    for factor in ("a", "b"):
+        getattr(adapter, factor).data.copy_(getattr(linear.adapter, factor)[few])
+    part = FramedExperts(len(own), linear.in_features, linear.out, adapter, torch.float64, CPU)
+    part.weight.copy_(linear.weight[few])
+    part.refresh()
+    return part
+
+
 def test_frozen_experts_get_no_gradient():
     up, down = linears(("down",))
     up.requires_grad_(False)

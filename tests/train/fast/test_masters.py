@@ -80,6 +80,40 @@ def test_bfloat16_weights_train_as_float32_masters_do(name):
         assert (parameter.float() - master).norm() > 1e-2 * moved
 
 
+def test_sgd_without_moments_keeps_updates_that_bfloat16_would_lose():
+    """Against torch's SGD on float32 tensors; a bfloat16 weight of 1 has no neighbour nearer than 2^-8."""
+    generator = torch.Generator().manual_seed(0)
+    first = (1.0 + torch.rand(40, 30, generator=generator)).bfloat16()
+    parameter, master = nn.Parameter(first.clone()), nn.Parameter(first.float())
+    ours = MasterWeights(WholeWeights([parameter], []), ALONE, optimizer("SGD"), compiled=False)
+    theirs = torch.optim.SGD([master], lr=1e-3, weight_decay=0.1)
+    for _ in range(STEPS):
+        parameter.grad = torch.randn(parameter.shape, generator=generator).bfloat16()
+        master.grad = parameter.grad.float()
+        norm = torch.nn.utils.clip_grad_norm_([master], 1.0)
+        assert ours.clip_gradients(1.0).item() == pytest.approx(norm.item(), rel=1e-5)
+        ours.step(1e-3)
+        theirs.step()
+    state = ours.state_dict()
+    assert state["moments"] == {}
+    kept = join(parameter.detach(), state["remainders"][0])
+    # A step is far below what a bfloat16 weight can show, the sum of fifty is not.
+    moved = (master - first.float()).abs()
+    assert 0.0 < (moved / STEPS).max() < 2**-9
+    torch.testing.assert_close(kept, master.detach(), rtol=1e-6, atol=0.0)
+
+
+def test_a_checkpoint_of_another_optimizer_is_named():
+    kept, other = (
+        MasterWeights(
+            WholeWeights([nn.Parameter(torch.zeros(3))], []), ALONE, optimizer(name), compiled=False
+        )
+        for name in ("SGD", "AdamW")
+    )
+    with pytest.raises(KeyError, match=r"policy\.optimizer\.name"):
+        other.load_state_dict(kept.state_dict())
+
+
 @pytest.mark.parametrize("other", [{"weights": [torch.zeros(3)]}, {"parameters": {}}], ids=["dtype", "path"])
 def test_a_checkpoint_of_another_precision_or_path_is_named(other):
     weights = WholeWeights([nn.Parameter(torch.zeros(3).bfloat16())], [])

@@ -38,6 +38,24 @@ def check_adam(name, dtype):
     torch.testing.assert_close(weight, master.to(dtype))
 
 
+def check_sgd(dtype):
+    """As above; SGD has no moments."""
+    from lora_suite.train.fast.masters import join
+    from lora_suite.train.fast.update_kernels import sgd_update
+
+    weight = torch.randn(1500).to(dtype)
+    remainders = [torch.zeros(1500, dtype=torch.int16)] if dtype == torch.bfloat16 else None
+    reference = torch.nn.Parameter(weight.float())
+    optimizer = torch.optim.SGD([reference], lr=0.01, weight_decay=0.1, foreach=False)
+    for _ in range(3):
+        reference.grad = torch.randn(1500)
+        optimizer.step()
+        sgd_update(remainders, [reference.grad / 2], [weight], torch.tensor([2.0, 0.01, 0.0, 0.0]), 0.1)
+    master = weight if remainders is None else join(weight, remainders[0])
+    torch.testing.assert_close(master, reference.detach(), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(weight, master.to(dtype))
+
+
 def check_copies():
     from lora_suite.train.fast.update_kernels import FrameCopies
 
@@ -70,6 +88,8 @@ def in_interpreter():
     for name in ("Adam", "AdamW"):
         check_adam(name, torch.float32)
         check_adam(name, torch.bfloat16)
+    check_sgd(torch.float32)
+    check_sgd(torch.bfloat16)
     check_copies()
     check_loss()
     print("equal")

@@ -22,8 +22,9 @@ from lora_suite.train.backends.dtensor.fast.hybrid import STACKS as HYBRID_STACK
 from lora_suite.train.backends.dtensor.fast.hybrid import HybridDecoder
 from lora_suite.train.backends.dtensor.fast.hybrid_build import build_hybrid, hybrid_refusals
 from lora_suite.train.backends.dtensor.fast.peft import TransformersDecoder
-from lora_suite.train.backends.dtensor.parallel import build_mesh, placement_of
+from lora_suite.train.backends.dtensor.parallel import build_layout, placement_of
 from lora_suite.train.data.slicing import round_up
+from lora_suite.train.fast.apart import ExpertsApart
 from lora_suite.train.fast.collectives import TensorParallel
 from lora_suite.train.fast.experts import StackedExperts
 from lora_suite.train.fast.linears import FramedLinear, StackedLinear, thin_ops
@@ -35,7 +36,7 @@ from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.lora.experts import ExpertAdapter
 from lora_suite.train.lora.spec import DTYPES, LoraSpec
 from lora_suite.train.models.causal_lm import build_on_meta, load_config, materialise_buffers, weight_source
-from lora_suite.train.topology import Axis, Topology
+from lora_suite.train.topology import Topology
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,7 +67,6 @@ def refusal(recipe: Recipe, blueprint: Blueprint, memory: int) -> str | None:
             recipe.data.pad_to_max_length or recipe.policy.sequence_packing.enabled
         ),
         f"{plan.estimate} by the memory model are too much of the GPU's": plan.too_large,
-        "full SFT's optimizer is SGD": not lora.enabled and recipe.policy.optimizer.name.endswith("SGD"),
         "activation_checkpointing is on": dtensor.activation_checkpointing,
         "lora_cfg.dropout is not 0": lora.enabled and lora.dropout > 0.0,
         "lora_cfg.lora_dtype is not the model's": (
@@ -99,7 +99,9 @@ def build(
     """
     policy = recipe.policy
     dtype = DTYPES[policy.precision]
-    _, topology = build_mesh(device, policy.dtensor_cfg.tensor_parallel_size)
+    parallel = policy.dtensor_cfg
+    layout = build_layout(device, parallel.tensor_parallel_size, 1, parallel.expert_parallel_size)
+    topology = layout.topology
     tp = TensorParallel.over(topology.tp)
     config = load_config(recipe, recipe_path)
     shape = blueprint.model
@@ -111,7 +113,7 @@ def build(
     bank = None
     if lora.enabled:
         spec = LoraSpec.from_config(lora, recipe.sft.seed)
-        adapters = _adapters(blueprint.adapters, spec, topology.tp)
+        adapters = _adapters(blueprint.adapters, spec, topology)
         bank = AdapterBank([each for stack in adapters.values() for each in stack.values()], topology, dtype)
 
     def make(name: str, inputs: int, widths: tuple[int, ...], bias: bool) -> StackedLinear | FramedLinear:
@@ -124,9 +126,21 @@ def build(
         return StackedLinear(inputs, widths, bias, dtype, device)
 
     model: Decoder | HybridDecoder
+    source = weight_source(recipe, recipe_path, config, device)
     if shape.hybrid is not None:
+        from lora_suite.train.models.nemotron_h import own_experts
+
+        source = own_experts(source, topology.ep)
         model = build_hybrid(
-            shape, config, make, adapters, trained=bank is None, dtype=dtype, device=device, gpu=gpu
+            shape,
+            config,
+            make,
+            adapters,
+            ep=topology.ep,
+            trained=bank is None,
+            dtype=dtype,
+            device=device,
+            gpu=gpu,
         )
     else:
         on_meta = build_on_meta(config, dtype)
@@ -147,7 +161,7 @@ def build(
             if isinstance(module, StackedLinear | StackedExperts):
                 module.requires_grad_(False)
     weights = None if bank is not None else _trained_weights(model, topology)
-    model.load(weight_source(recipe, recipe_path, config, device))
+    model.load(source)
     if bank is not None:
         bank.build_optimizer(policy.optimizer)
         return FastBackend(model, topology, bank, gpu=gpu)
@@ -171,16 +185,30 @@ def _build_peft(
 
 
 def _trained_weights(model: Decoder | HybridDecoder, topology: Topology) -> Weights:
-    """Every weight: whole where there is one data parallel rank, else in buckets, one a layer."""
+    """Every weight: whole where there is one data parallel rank, else in buckets, one a layer.
+
+    Experts that ranks split are apart: in buckets of their own, and whole where no other rank has the same.
+    """
     replicas = list(model.replicas())
     if topology.dp.size == 1:
         return WholeWeights([each for each in model.parameters() if each.requires_grad], replicas)
     ends = {id(each): each for each in (model.embedding, model.head)}
-    layers = [[each for linear in linears for each in linear.parameters()] for linears in model.by_layer()]
+    layers, experts = [], []
+    for linears in model.by_layer():
+        apart = [each for each in linears if isinstance(each, StackedExperts) and topology.ep.size > 1]
+        layers.append([each for linear in linears if linear not in apart for each in linear.parameters()])
+        experts.append([each.weight for each in apart])
     buckets = [replicas, *([each] for each in ends.values()), *filter(None, layers)]
+    split = [*filter(None, experts)]
     trained = sorted(id(each) for each in model.parameters() if each.requires_grad)
-    assert sorted(id(each) for bucket in buckets for each in bucket) == trained, "each in one bucket"
-    return ShardedWeights(buckets, [0], topology.dp)
+    assert sorted(id(each) for bucket in (*buckets, *split) for each in bucket) == trained, "each in one"
+    rest = ShardedWeights(buckets, [0], topology.dp)
+    if not split:
+        return rest
+    same = topology.same_experts
+    if same.size > 1:
+        return ExpertsApart(rest, ShardedWeights(split, [], same), topology.ep)
+    return ExpertsApart(rest, WholeWeights([each for bucket in split for each in bucket], []), topology.ep)
 
 
 def _row_bias(blueprint: Blueprint) -> bool:
@@ -195,7 +223,9 @@ def _place(site: AdapterSite) -> tuple[str, int] | None:
     return None if stack is None else (f"{layer}.{stack[0]}", stack[1])
 
 
-def _adapters(sites: Sequence[AdapterSite], spec: LoraSpec, tp: Axis) -> dict[str, dict[int, Adapter]]:
+def _adapters(
+    sites: Sequence[AdapterSite], spec: LoraSpec, topology: Topology
+) -> dict[str, dict[int, Adapter]]:
     """Adapters by layer's stack and position."""
     made: dict[str, dict[int, Adapter]] = {}
     for site in sites:
@@ -204,10 +234,10 @@ def _adapters(sites: Sequence[AdapterSite], spec: LoraSpec, tp: Axis) -> dict[st
         size, stack = (site.in_features, site.out_features), made.setdefault(place[0], {})
         if site.experts is not None:
             # The form is of the adapter's own product, which the experts here make themselves.
-            stack[place[1]] = ExpertAdapter(site.name, *size, spec, site.experts, "grouped")
+            stack[place[1]] = ExpertAdapter(site.name, *size, spec, site.experts, "grouped", topology.ep)
             continue
-        placement = placement_of(site.name) if tp.size > 1 else "none"
-        stack[place[1]] = Adapter(site.name, *size, spec, placement, tp)
+        placement = placement_of(site.name) if topology.tp.size > 1 else "none"
+        stack[place[1]] = Adapter(site.name, *size, spec, placement, topology.tp)
     return made
 
 

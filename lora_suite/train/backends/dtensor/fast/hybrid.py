@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from lora_suite.blueprint.shape import ModelShape
 from lora_suite.train.backends.dtensor.fast.decoder import MakeLinear
+from lora_suite.train.fast.collectives import ExpertParallel
 from lora_suite.train.fast.experts import Experts, route, routed_mlp
 from lora_suite.train.fast.linears import FramedLinear, StackedLinear
 from lora_suite.train.models.attention import Blocks, packed_attention
@@ -39,7 +40,7 @@ STACKS = {
 """The stacked linears of the layers, and the linears that each holds, by transformers' names."""
 
 MakeExperts = Callable[[str, int, int, int], Experts]
-"""From (layer's name and stack, experts, input features, output features) to the module."""
+"""From (layer's name and stack, experts of this rank, input features, output features) to the module."""
 
 MakeTensor = Callable[..., nn.Parameter]
 """From a tensor's size, and its dtype where it is not the model's, to the tensor."""
@@ -49,7 +50,8 @@ MakeTensor = Callable[..., nn.Parameter]
 class Parts:
     """What the layers of a model are made of and computed with.
 
-    eps: of the norms. through: computes the recurrence of Mamba layers, plain torch where it is None.
+    eps: of the norms. through: computes the recurrence of Mamba layers, plain torch where it is None. ep: the
+    ranks that split routed experts, each of which has a run of them.
     """
 
     shape: ModelShape
@@ -60,6 +62,7 @@ class Parts:
     linear: MakeLinear
     experts: MakeExperts
     tensor: MakeTensor
+    ep: ExpertParallel
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -195,21 +198,26 @@ class MlpLayer(HybridLayer):
 
 
 class MoeLayer(HybridLayer):
-    """Routed experts, and one that every token meets."""
+    """Routed experts, and one that every token meets.
+
+    Where ranks split the experts, each sees the tokens of all of these ranks, and gives its part of the sum.
+    """
 
     def __init__(self, name: str, parts: Parts) -> None:
         super().__init__(name, parts)
         shape, hybrid = parts.shape, parts.shape.hybrid
         assert hybrid is not None
-        self.routes = parts.routes
+        self.routes, self.ep = parts.routes, parts.ep
+        count = hybrid.experts // parts.ep.size
+        self.own = range(parts.ep.index * count, (parts.ep.index + 1) * count)
         hidden, width, shared = shape.hidden, hybrid.expert_intermediate, hybrid.shared_intermediate
         # The router is kept and computed in float32 at least, and does not train, nor does its correction.
         self.router = parts.tensor(hybrid.experts, hidden, wide=True)
         self.correction = parts.tensor(hybrid.experts, wide=True)
         for each in (self.router, self.correction):
             each.requires_grad_(False)
-        self.experts_up = parts.experts(f"{name}.experts_up", hybrid.experts, hidden, width)
-        self.experts_down = parts.experts(f"{name}.experts_down", hybrid.experts, width, hidden)
+        self.experts_up = parts.experts(f"{name}.experts_up", count, hidden, width)
+        self.experts_down = parts.experts(f"{name}.experts_down", count, width, hidden)
         self.shared_up = parts.linear(f"{name}.shared_up", hidden, (shared,), shape.mlp_bias)
         self.shared_down = parts.linear(f"{name}.shared_down", shared, (hidden,), shape.mlp_bias)
 
@@ -217,8 +225,9 @@ class MoeLayer(HybridLayer):
         """What the mixer makes of x [rows, length, hidden]."""
         tokens = x.flatten(0, 1)
         chosen, weights = choose(tokens, self.router, self.correction, self.routes)
-        routing = route(chosen, weights, self.routes.experts)
-        y = routed_mlp(tokens, routing, self.experts_up, self.experts_down)
+        chosen, weights, everyone = map(self.ep.gather, (chosen, weights, tokens))
+        routing = route(chosen, weights, self.routes.experts, self.own)
+        y = self.ep.scatter(routed_mlp(everyone, routing, self.experts_up, self.experts_down))
         shared: torch.Tensor = self.shared_down(relu2(self.shared_up(tokens)))
         return (y + shared).view(x.shape)
 

@@ -15,11 +15,13 @@ from lora_suite.config.errors import ConfigError
 from lora_suite.config.schema import Recipe
 from lora_suite.train.backends.dtensor.fast.decoder import MakeLinear
 from lora_suite.train.backends.dtensor.fast.hybrid import HybridDecoder, Parts
+from lora_suite.train.fast.collectives import ExpertParallel
 from lora_suite.train.fast.experts import Experts, FramedExperts, StackedExperts
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.experts import ExpertAdapter
 from lora_suite.train.models.mamba import MambaSizes, Recurrence
 from lora_suite.train.models.router import Routes
+from lora_suite.train.topology import Axis
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -35,7 +37,10 @@ def hybrid_refusals(recipe: Recipe, hybrid: HybridShape) -> dict[str, bool]:
         "precision is not bfloat16, and experts' grouped products know no other": (
             recipe.policy.precision != "bfloat16"
         ),
-        "expert_parallel_size is above 1": dtensor.expert_parallel_size > 1,
+        # A rank captures anew when its own packs need room, and experts are in passes of all their ranks.
+        "sequence_packing is on, and expert_parallel_size is above 1": (
+            recipe.policy.sequence_packing.enabled and dtensor.expert_parallel_size > 1
+        ),
         "experts_implementation is loop": dtensor.experts_implementation == "loop",
         "lora_cfg.implementation is peft, and the model is a hybrid": lora.enabled
         and lora.implementation == "peft",
@@ -55,6 +60,7 @@ def build_hybrid(
     make: MakeLinear,
     adapters: Mapping[str, Mapping[int, Adapter]],
     *,
+    ep: Axis,
     trained: bool,
     dtype: torch.dtype,
     device: torch.device,
@@ -62,9 +68,9 @@ def build_hybrid(
 ) -> HybridDecoder:
     """The decoder of a hybrid model, without values.
 
-    make: of each stack of linears. adapters: by stack and position. trained: whether its tensors train,
-    except the routers. gpu: whether the kernels compute the recurrence. Raises ConfigError for a model that
-    has what these layers have not.
+    make: of each stack of linears. adapters: by stack and position. ep: the axis over which experts are
+    split. trained: whether its tensors train, except the routers. gpu: whether the kernels compute the
+    recurrence. Raises ConfigError for a model that has what these layers have not.
     """
     hybrid = shape.hybrid
     assert hybrid is not None
@@ -103,7 +109,9 @@ def build_hybrid(
         config.routed_scaling_factor,
     )
     mamba = MambaSizes.of(hybrid, config.chunk_size, eps, limits)
-    return HybridDecoder(Parts(shape, mamba, routes, eps, _kernels() if gpu else None, make, experts, tensor))
+    through = _kernels() if gpu else None
+    ranks = ExpertParallel.over(ep)
+    return HybridDecoder(Parts(shape, mamba, routes, eps, through, make, experts, tensor, ranks))
 
 
 def _kernels() -> Recurrence:
