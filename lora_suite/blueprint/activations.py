@@ -17,9 +17,10 @@ channels of queries and of keys; I: those of the MLP; w: bytes of an element, W:
                           float32; what the scan keeps is left out
 
 The fast path of a hybrid model keeps of experts one input, h·w, and the hidden states of those that a token
-meets; of the shared one its hidden states before and after the activation, and with adapters a copy of the
-input; of Mamba the projection, the convolution's output, the scan's input and output and one decay a head.
-Rows are sorted by expert anew in the backward pass, and the scan's states are computed anew.
+meets, both for the tokens of all ranks that split the experts; of the shared one its hidden states before and
+after the activation, and with adapters a copy of the input; of Mamba the projection, the convolution's
+output, the scan's input and output and one decay a head. Rows are sorted by expert anew in the backward pass,
+and the scan's states are computed anew.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Keeping:
 
     width: bytes of an element. lean: the fast path, compiled. full: every weight trains. needs_input: whether
     a linear's input is kept for a gradient of its own. tensor: ranks that split heads and MLP channels;
-    sequence: whether they also split what lies between.
+    sequence: whether they also split what lies between. expert: ranks that split routed experts.
     """
 
     width: int
@@ -48,6 +49,7 @@ class Keeping:
     needs_input: Callable[[Linear], bool]
     tensor: int = 1
     sequence: bool = False
+    expert: int = 1
 
     @property
     def wide(self) -> int:
@@ -98,7 +100,7 @@ def _lean_mixer(hybrid: HybridShape, linears: Sequence[Linear], keeping: Keeping
         decays = 4.0 * hybrid.mamba_heads
     if "experts" in by_kind:
         up = by_kind["experts"][0]
-        elements += up.in_features + up.active * up.out_features
+        elements += keeping.expert * (up.in_features + up.active * up.out_features)
         wide, narrow = by_kind["shared"]
         elements += wide.out_features
         elements += wide.in_features if keeping.needs_input(wide) and not keeping.full else 0

@@ -17,10 +17,11 @@ E·(1 - (1 - k/E)^T), and only these are read.
 communication: what a rank receives, each message at the speed of its slowest way. Over g ranks a
 reduce-scatter or all-gather of S bytes brings S·(g-1)/g, an all-reduce twice that, an all-to-all the same of
 what a rank sends. Sharded weights are gathered for each direction of a micro batch, gradients of full SFT
-reduced once a step. Tensor parallelism sums a layer's states twice a direction,
-expert parallelism sends each token to its experts and back in each direction. Replicas of trained weights
-share the update (ZeRO, arXiv 1910.02054): gradients are reduced to parts, weights gathered. With LoRA no
-gradient of a frozen weight crosses ranks; adapters' are summed.
+reduced once a step. Tensor parallelism sums a layer's states twice a direction. Expert parallelism sends each
+token in each direction to the ranks that have one of its experts, once to each, and gets a row back: of g
+ranks with E/g experts each to g·(1 - C(E - E/g, k) / C(E, k)) where tokens are routed evenly. Replicas of
+trained weights share the update (ZeRO, arXiv 1910.02054): gradients are reduced to parts, weights gathered.
+With LoRA no gradient of a frozen weight crosses ranks; adapters' are summed.
 
 update: of full SFT in bfloat16 26 bytes a parameter cross memory: the gradient (2) is read, master (4) and
 moments (4 + 4) are read and written; the weight is its master's upper half. Data parallel ranks share that.
@@ -35,6 +36,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import comb
 from typing import Literal
 
 from lora_suite.blueprint.activations import Keeping, kept_by_layer
@@ -184,7 +186,7 @@ class StepFloor:
         weights = 2 * self._gather(self._width * gathered, stride, layout.shards)
         weights += 2 * self._gather(self._width * experts, stride * layout.expert, layout.expert_shards)
         # Out and back, forward and backward.
-        sent = states * _experts_met(self.blueprint) / layout.pipeline
+        sent = states * _ranks_met(self.blueprint, layout.expert) / layout.pipeline
         return tensor + weights + 4 * self._all_to_all(sent, stride, layout.expert)
 
     @cached_property
@@ -245,10 +247,14 @@ def _split_blocks(blueprint: Blueprint) -> int:
     return sum(linear.kind in ("o", "down") for linear in blueprint.linears)
 
 
-def _experts_met(blueprint: Blueprint) -> int:
-    """Experts that a token is sent to, over all layers."""
+def _ranks_met(blueprint: Blueprint, ranks: int) -> float:
+    """Ranks that have one of a token's experts where it is routed evenly, over all layers."""
     return sum(
-        linear.active
+        ranks
+        * (
+            1.0
+            - comb(linear.count - linear.count // ranks, linear.active) / comb(linear.count, linear.active)
+        )
         for linear in blueprint.linears
         if linear.kind == "experts" and linear.name.endswith("down_proj")
     )

@@ -174,18 +174,13 @@ def _full_state(
     master, moments = (wide if width < wide else 0), moment_bytes(recipe)
     kept = held.sharded(layout)
     if fast:
-        # Several ranks share the update: each has the sums of its part, and of the rest a bucket at a time.
-        alone = layout.data == 1
-        sums = wide * held.all / layout.data if several or not alone else 0.0
-        bucket = (wide + width) * max(held.layer, held.ends)
         lacking = wide - width
         return {
             "weights": int(width * held.all),
-            "optimizer": int((lacking + moments) * held.all / layout.data),
+            "optimizer": int((lacking + moments) * sum(_updated(layout, held))),
             "adapters": 0,
-            "gradients": int(sums),
             "gathered": 0,
-            "fresh": int(width * held.all if alone else bucket),
+            **_fast_gradients(layout, held, width, wide, several),
         }
     if recipe.policy.backend == "megatron":
         split = layout.data if recipe.policy.megatron_cfg.optimizer.use_distributed_optimizer else 1
@@ -208,6 +203,35 @@ def _full_state(
     }
 
 
+def _updated(layout: RankLayout, held: LocalParams) -> tuple[float, float]:
+    """Parameters whose update is a rank's on the fast path: of split experts, and of all others.
+
+    Ranks that hold the same share its update.
+    """
+    apart = held.experts if layout.expert > 1 else 0.0
+    return apart * layout.expert / layout.data, (held.all - apart) / layout.data
+
+
+def _fast_gradients(
+    layout: RankLayout, held: LocalParams, width: int, wide: int, several: bool
+) -> dict[str, int]:
+    """Gradients of full SFT on the fast path.
+
+    Where ranks share an update, each has the sums of its part in `wide` bytes, and of the rest a bucket at a
+    time. Where it is a rank's alone, gradients are whole and in the weights' precision, until several micro
+    batches add up.
+    """
+    experts, rest = _updated(layout, held)
+    whole = rest if layout.data == 1 else 0.0
+    layer = held.layer
+    if layout.expert > 1 and layout.expert == layout.data:
+        whole += experts
+        layer *= held.layers / (held.layers + held.experts)
+    summed = experts + rest if several else experts + rest - whole
+    bucket = 0.0 if layout.data == 1 else (wide + width) * max(layer, held.ends)
+    return {"gradients": int(wide * summed), "fresh": int(width * whole + bucket)}
+
+
 def _adapted_state(
     recipe: Recipe, blueprint: Blueprint, layout: RankLayout, held: LocalParams, fast: bool
 ) -> dict[str, int]:
@@ -220,7 +244,7 @@ def _adapted_state(
     # The bank: factors and gradients in the dtype they are multiplied in; master, its gradient, the moments.
     adapters = factors * (2 * factor + 2 * master) + factors * moment_bytes(recipe)
     if fast:
-        adapters += width * _frames(blueprint) / layout.tensor
+        adapters += width * _frames(blueprint, layout) / layout.tensor
     sharded = layout.shards > 1 and not fast
     return {
         "weights": int(width * (held.sharded(layout) if sharded else held.all)),
@@ -253,20 +277,24 @@ def expert_adapter_params(blueprint: Blueprint, layout: RankLayout) -> float:
     return sum(stacked) / (layout.expert * layout.pipeline)
 
 
-def _frames(blueprint: Blueprint) -> int:
-    """Elements that the fast path's frozen matrices are larger than their weights: [[W, s·B], [A, 0]]."""
+def _frames(blueprint: Blueprint, layout: RankLayout) -> int:
+    """Elements that the fast path's frozen matrices are larger than their weights: [[W, s·B], [A, 0]].
+
+    Of routed experts each of a rank's has a frame of its own.
+    """
     rank, total = blueprint.rank or 0, 0
     adapted = {site.name for site in blueprint.adapters}
     fused = {(site.layer, site.kind) for site in blueprint.adapters}
     stacks: dict[tuple[int | None, str], list[Linear]] = {}
     for linear in blueprint.linears:
-        stacks.setdefault((linear.layer, _WHOLE.get(linear.kind, linear.kind)), []).append(linear)
+        stacks.setdefault((linear.layer, _WHOLE.get(linear.kind, linear.name)), []).append(linear)
     for stack, members in stacks.items():
         apart = sum(linear.name in adapted for linear in members)
         frame = rank * (apart or int(stack in fused))
         frame += -frame % _FRAME
         outputs = sum(linear.out_features for linear in members)
-        total += frame * (outputs + members[0].in_features + frame)
+        count = members[0].count // (layout.expert if members[0].kind == "experts" else 1)
+        total += count * frame * (outputs + members[0].in_features + frame)
     return total
 
 
@@ -284,6 +312,7 @@ def _pass(recipe: Recipe, blueprint: Blueprint, layout: RankLayout, fast: bool) 
         needs_input=trains(blueprint),
         tensor=layout.tensor,
         sequence=sequence,
+        expert=layout.expert,
     )
     layers = kept_by_layer(model, blueprint.linears, keeping)
     block = policy.megatron_cfg if megatron else policy.dtensor_cfg

@@ -233,3 +233,44 @@ def test_split_experts_are_sharded_over_those_that_have_the_same() -> None:
     experts, total = 23 * 128 * 2 * 2688 * 1856, 31_577_937_344
     assert estimate(path, split).weights == pytest.approx(2 * total / 16)
     assert estimate(path, split, replicas=16).weights == 2 * (total - experts + experts // 8)
+
+
+PAIR = RECIPES / "sft-nanov3-30ba3b-1n2g-fsdp2.yaml"
+EXPERTS, ENDS, ALL = 23 * 128 * 2 * 2688 * 1856, 2 * 131_072 * 2688, 31_577_937_344
+H200 = int(139.8 * GIB)
+
+
+def test_split_experts_on_the_fast_path_are_each_ranks_own() -> None:
+    """Each of two has half of them, with remainders and gradients; of the rest all, updated by halves."""
+    found, others = estimate(PAIR, replicas=2, fast=True), ALL - EXPERTS
+    assert found.weights == 2 * (others + EXPERTS // 2)
+    assert found.optimizer == 2 * (others // 2 + EXPERTS // 2)
+    assert found.gradients == 4 * others // 2
+    # Experts' gradients in bfloat16; embedding or head as gradient and in float32, on their way.
+    assert found.fresh == 2 * EXPERTS // 2 + (2 + 4) * ENDS
+    assert found.fits(H200)
+    adam = estimate(PAIR, "policy.optimizer.name=torch.optim.AdamW", replicas=2, fast=True)
+    assert adam.optimizer == (2 + 8) * (others // 2 + EXPERTS // 2)
+    assert not adam.fits(H200)
+    assert not estimate(PAIR, "policy.dtensor_cfg.expert_parallel_size=1", replicas=2, fast=True).fits(H200)
+
+
+def test_pairs_of_four_ranks_share_the_update_of_their_experts() -> None:
+    four = ["cluster.gpus_per_node=4", "policy.train_global_batch_size=4"]
+    found, others = estimate(PAIR, *four, replicas=4, fast=True), ALL - EXPERTS
+    assert found.weights == 2 * (others + EXPERTS // 2)
+    assert found.optimizer == 2 * (others // 4 + EXPERTS // 4)
+    assert found.gradients == 4 * (others // 4 + EXPERTS // 4)
+
+
+def test_a_rank_keeps_what_its_experts_make_of_the_tokens_of_all() -> None:
+    """Their input and hidden states, and nothing else, of twice as many tokens; and half of the frames."""
+    path = RECIPES / "sft-nanov3-30ba3b-1n2g-fsdp2-lora.yaml"
+    whole, split = (
+        estimate(path, f"policy.dtensor_cfg.expert_parallel_size={size}", replicas=2, fast=True)
+        for size in (1, 2)
+    )
+    assert split.activations - whole.activations == 2 * 2048 * 23 * (2688 + 6 * 1856)
+    factors, frames = 8 * (2688 + 1856), 8 * (2688 + 1856 + 8)
+    # Factors and their gradients in bfloat16, master and its gradient in float32; SGD has no moments.
+    assert whole.adapters - split.adapters == 23 * 2 * 64 * (12 * factors + 2 * frames)
