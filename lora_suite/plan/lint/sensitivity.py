@@ -28,12 +28,14 @@ _FAR = (0.0, 1e-9, 1.0, 1e9)
 _NEVER_NEGATIVE = re.compile(
     r"loss|norm|time|sec|mem|tok|util|(?:^|[/_])(?:num|count|lr|n)(?:$|[/_])|samples|seqs"
 )
-# Values of a series of `count` steps around a level: level, up, down, a last step that stands out.
+# Values of a series of `count` steps around a level: level, up, down, a last step that stands out, and one in
+# three that does.
 _SHAPES: tuple[Shape, ...] = (
     lambda level, index, count: level,
     lambda level, index, count: level * (1 + index) / count,
     lambda level, index, count: level * (count - index) / count,
     lambda level, index, count: level * (0.1 if index < count - 1 else 1.0),
+    lambda level, index, count: level * (0.01 if index % 3 else 1.0),
 )
 
 
