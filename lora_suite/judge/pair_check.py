@@ -7,17 +7,13 @@ import math
 from collections.abc import Sequence
 
 from check_metrics import Expression, ExpressionError, PairForm, parse
-from check_metrics.functions import FUNCTIONS
-from check_metrics.syntax import Call, Node, walk
 from check_metrics.verdict import require_arms
 from lora_suite.judge.block import Block
 from lora_suite.judge.checks import Answer, answer
 from lora_suite.judge.ratio import Method, judge_ratio
-from lora_suite.judge.tail import TAIL, judge_tail
+from lora_suite.judge.tail import judge_tail
 from lora_suite.judge.verdict import PairCheckVerdict
-
-_RATIO = "ratio"
-_ORDERED = frozenset({"<", "<=", ">", ">="})
+from lora_suite.plan.equal_steps import ORDERED, RATIO, TAIL, needs_equal_steps
 
 
 def judge_pair_check(text: str, blocks: Sequence[Block], method: Method) -> PairCheckVerdict:
@@ -31,24 +27,17 @@ def judge_pair_check(text: str, blocks: Sequence[Block], method: Method) -> Pair
         expression = parse(text)
         require_arms(expression, blocks[0].arms)
         form = expression.pair
-        if form is not None and form.op in _ORDERED:
-            if form.function == _RATIO:
+        if form is not None and form.op in ORDERED:
+            if form.function == RATIO:
                 return judge_ratio(expression, form, blocks, method)
             if form.function == TAIL:
                 return judge_tail(expression, form, blocks, method)
-        if not method.matched and any(_needs_equal_steps(node) for node in walk(expression.tree)):
+        if not method.matched and needs_equal_steps(expression):
             message = "it compares equal steps, and what the arms saw at a step is not known"
             return PairCheckVerdict(expression=text, state="INCOMPARABLE", message=message)
         return _judged_by_block(expression, form, blocks)
     except ExpressionError as error:
         return PairCheckVerdict(expression=text, state="ERROR", message=str(error))
-
-
-def _needs_equal_steps(node: Node) -> bool:
-    if not isinstance(node, Call):
-        return False
-    function = FUNCTIONS[node.function]
-    return function.series > 1 and function.matched
 
 
 def _judged_by_block(

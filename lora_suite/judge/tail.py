@@ -26,9 +26,9 @@ from lora_suite.judge.block import Block
 from lora_suite.judge.ratio import Method, Sides, effect_of, sides_of, value_text
 from lora_suite.judge.statistics import Operator, decide
 from lora_suite.judge.verdict import PairCheckVerdict
+from lora_suite.plan.equal_steps import TAIL
 from lora_suite.plan.metric_names import STEP_TIME
 
-TAIL = "tail_ratio"
 # Half of real runs have a mean 1 % above their median, nine in ten less than 8 % (Megatron-LM's golden runs);
 # between two arms on one machine most of that cancels.
 DEFAULT_LIMIT = 1.05

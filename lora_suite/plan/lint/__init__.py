@@ -3,7 +3,8 @@
 
 Rules, by the name that a finding carries. Errors: `recipe`, `driver`, `suite` (does not resolve), `name`,
 `recipe-without-driver`, `driver-without-recipe`, `steps`, `unparsable-check`, `unknown-arm`,
-`unknown-metric`, `unreachable-step`, `cannot-fail`, `condition`, `minutes`, `budget`, `incomparable-arms`.
+`unknown-metric`, `unreachable-step`, `cannot-fail`, `equal-steps`,
+`condition`, `minutes`, `budget`, `incomparable-arms`.
 Warnings: `unreadable` (another trainer's file: only its own runs are MISSING), `waiver-expired`,
 `waiver-without-effect`, `unquoted-arguments`, `pipe-before-pipefail`, `no-margin`.
 """

@@ -6,13 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from check_metrics import ExpressionError, parse
 from lora_suite.config.errors import ConfigError
 from lora_suite.config.schema import Recipe
+from lora_suite.plan.equal_steps import needs_equal_steps
 from lora_suite.plan.lint.expressions import Subject, lint_check
 from lora_suite.plan.lint.finding import INCOMPARABLE_ARMS, Finding, error, from_config_error
 from lora_suite.plan.model import AnyCase, Case, Pair, Plan, UnreadableCase
 
-UNREADABLE = "unreadable"
+UNREADABLE, EQUAL_STEPS = "unreadable", "equal-steps"
 
 
 def lint_pairs_and_budget(plan: Plan) -> Iterator[Finding]:
@@ -55,6 +57,12 @@ def _lint_pair(plan: Plan, pair: Pair) -> Iterator[Finding]:
         steps = min(case.steps for case in cases)
         for check in pair.checks:
             yield from lint_check(Subject(check, plan.path, 0, tuple(pair.arms), _recipes(cases), steps))
+            if pair.different_batches and _compares_steps(check):
+                message = (
+                    f"pair {pair.name}: {check}: compares equal steps, but the arms see different batches; "
+                    f"compare whole runs by ratio(…) < limit, or leave batches: different out"
+                )
+                yield error(plan.path, 0, EQUAL_STEPS, message)
     if not pair.comparable:
         if readable and not pair.not_comparable:
             message = f"pair {pair.name}: comparable is false, but its arms differ in nothing; leave it out"
@@ -66,3 +74,11 @@ def _lint_pair(plan: Plan, pair: Pair) -> Iterator[Finding]:
             f"make them equal, or list the key under allow"
         )
         yield error(plan.path, 0, INCOMPARABLE_ARMS, message)
+
+
+def _compares_steps(check: str) -> bool:
+    """Whether a check compares equal steps; one that cannot be read is another rule's."""
+    try:
+        return needs_equal_steps(parse(check))
+    except ExpressionError:
+        return False

@@ -302,6 +302,32 @@ def test_arms_that_are_shown_because_they_are_no_pair(clean: Project) -> None:
     assert "comparable is false, but its arms differ in nothing" in found.message
 
 
+@pytest.mark.parametrize("limit", ["1.05", "1.1", "1.5", "3"])
+def test_a_tail_is_a_limit_that_can_fail(clean: Project, limit: str) -> None:
+    """A pair may state a tail's limit itself, wider than the one that it gets without a word."""
+    times = [f'{arm}["timing/train/step_time"]' for arm in ("lora", "full")]
+    clean.suite(PAIR + f"  checks: ['tail_ratio({', '.join(times)}) < {limit}']\n")
+    assert findings(clean) == []
+
+
+@pytest.mark.parametrize(
+    ("check", "rules"),
+    [
+        ('max_rel_diff(lora["train/loss"], full["train/loss"]) < 0.1', ["equal-steps"]),
+        ('abs(ratio(lora["train/loss"], full["train/loss"]) - 1) < 0.1', ["equal-steps"]),
+        ('ratio(lora["train/loss"], full["train/loss"]) < 1.1', []),
+        ('tail_ratio(lora["timing/train/step_time"], full["timing/train/step_time"]) < 1.1', []),
+        ('mean(lora["train/loss"]) - mean(full["train/loss"]) < 0.1', []),
+    ],
+)
+def test_arms_of_different_batches_are_not_compared_step_by_step(
+    clean: Project, check: str, rules: list[str]
+) -> None:
+    for batches, expected in (("different", rules), ("equal", [])):
+        clean.suite(PAIR + f"  batches: {batches}\n  checks: ['{check}']\n")
+        assert [found.rule for found in findings(clean)] == expected
+
+
 @pytest.mark.parametrize(
     ("check", "rule"),
     [
