@@ -63,6 +63,22 @@ class Thin:
     size: int
 
 
+Beside = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From x [tokens, inputs] and A [R, inputs] to [x, x·Aᵀ]."""
+
+
+def beside(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """`Beside` in plain torch."""
+    return torch.cat([x, x @ a.t()], 1)
+
+
+def beside_op() -> Beside:
+    """By a kernel, whose result a compiler keeps for the backward pass; where Triton and a GPU are."""
+    from lora_suite.train.fast import entry_kernels as kernels
+
+    return kernels.beside
+
+
 class StackedLinear(nn.Module):
     """Linears [out_i, in] with one input, as one trained weight [sum of out_i, in]."""
 
@@ -122,6 +138,7 @@ class FramedLinear(nn.Module):
         self.bias: torch.Tensor | None
         self._leaf: tuple[nn.Parameter, ...] = ()
         self.thin: Thin | None = None
+        self.beside: Beside = beside
 
     def join(self, leaf: nn.Parameter | None) -> None:
         """Hand gradients to the adapters' factors as one flat parameter: A and B of each adapter in turn."""
@@ -196,7 +213,7 @@ class FramedLinear(nn.Module):
         """x [tokens, in] to y [tokens, sum of out_i]; without the adapters where they are switched off."""
         if self.enabled:
             apply = cast(Callable[..., torch.Tensor], _Framed.apply)
-            y = apply(x, self.matrix, self.layout, self.thin, *self.factors)
+            y = apply(x, self.matrix, self.layout, self.thin, self.beside, *self.factors)
         else:
             y = x @ self.weight.t()
         return y if self.bias is None else y + self.bias
@@ -232,25 +249,44 @@ class _Framed(torch.autograd.Function):
         matrix: torch.Tensor,
         layout: Layout,
         thin: Thin | None,
+        beside: Beside,
         *factors: torch.Tensor,
     ) -> torch.Tensor:
-        wide = torch.cat([x, x @ matrix[layout.out :, : layout.inputs].t()], 1)
+        wide = beside(x, matrix[layout.out :, : layout.inputs])
         ctx.save_for_backward(wide, matrix)
         ctx.layout, ctx.thin, ctx.count = layout, thin, len(factors)
         return wide @ matrix[: layout.out].t()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        dy, layout, thin, needed = gradients[0], ctx.layout, ctx.thin, ctx.needs_input_grad[0]
         wide, matrix = ctx.saved_tensors
-        if thin is not None:
-            dx, flat = thin.ops.framed_backward(
-                dy, wide, matrix, thin.rows, thin.bases, layout.rank, layout.scale, thin.size, needed
-            )
-            return dx if needed else None, None, None, None, *from_flat(flat, layout, ctx.count)
-        u = dy @ matrix[: layout.out, layout.inputs :]
-        dx = torch.cat([dy, u], 1) @ matrix[:, : layout.inputs] if needed else None
-        return dx, None, None, None, *handed(factor_gradients(layout, dy, u, wide), ctx.count)
+        dx, factors = framed_backward(
+            gradients[0], wide, matrix, ctx.layout, ctx.thin, ctx.count, ctx.needs_input_grad[0]
+        )
+        return dx, None, None, None, None, *factors
+
+
+def framed_backward(
+    dy: torch.Tensor,
+    wide: torch.Tensor,
+    matrix: torch.Tensor,
+    layout: Layout,
+    thin: Thin | None,
+    count: int,
+    needed: bool,
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """dx, where it is needed, and the factors' gradients as `count` tensors, of y = [x, t]·[W, s·B]ᵀ.
+
+    wide = [x, t].
+    """
+    if thin is not None:
+        made, flat = thin.ops.framed_backward(
+            dy, wide, matrix, thin.rows, thin.bases, layout.rank, layout.scale, thin.size, needed
+        )
+        return made if needed else None, from_flat(flat, layout, count)
+    u = dy @ matrix[: layout.out, layout.inputs :]
+    dx = torch.cat([dy, u], 1) @ matrix[:, : layout.inputs] if needed else None
+    return dx, handed(factor_gradients(layout, dy, u, wide), count)
 
 
 def factor_gradients(

@@ -16,7 +16,10 @@ from typing import Any, cast
 import torch
 from torch.nn import functional
 
+from lora_suite.train.fast.collectives import TensorParallel
+from lora_suite.train.fast.entry import Norm, NormOps, entered, left, normed
 from lora_suite.train.fast.linears import (
+    Beside,
     FramedLinear,
     Layout,
     StackedLinear,
@@ -59,18 +62,48 @@ def gated_mlp(
         if isinstance(gate_up, StackedLinear) and isinstance(down, StackedLinear):
             return cast(torch.Tensor, down(gated_activation(gate_up(x), ops)))
         if isinstance(gate_up, FramedLinear) and isinstance(down, FramedLinear) and gate_up.enabled:
+            pair = _Pair.of(gate_up, down, ops)
             factors = (*gate_up.factors, *down.factors)
-            layouts = (gate_up.layout, down.layout)
-            counts = (len(gate_up.factors), len(down.factors))
-            thin = (gate_up.thin, down.thin)
-            return _apply(_FramedMlp, x, gate_up.matrix, down.matrix, layouts, counts, thin, ops, *factors)
+            apply = cast("Callable[..., torch.Tensor]", _FramedMlp.apply)
+            return apply(x, gate_up.matrix, down.matrix, pair, gate_up.beside, *factors)
     return cast(torch.Tensor, down(gated_activation(gate_up(x), None)))
+
+
+def normed_mlp(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm: Norm,
+    gate_up: StackedLinear | FramedLinear,
+    down: StackedLinear | FramedLinear,
+    ops: GatedOps | None,
+    tp: TensorParallel,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`gated_mlp` of the normalised sum of x and residual [tokens, hidden], and the sum itself.
+
+    Under tensor parallelism the first is this rank's part of a sum.
+    """
+    if (
+        ops is not None
+        and norm.by_kernels
+        and tp.size == 1
+        and isinstance(gate_up, FramedLinear)
+        and isinstance(down, FramedLinear)
+        and gate_up.enabled
+        and gate_up.bias is None
+        and down.bias is None
+    ):
+        pair = _Pair.of(gate_up, down, ops)
+        factors = (*gate_up.factors, *down.factors)
+        apply = cast("Callable[..., tuple[torch.Tensor, torch.Tensor]]", _NormedMlp.apply)
+        return apply(x, residual, *norm, gate_up.matrix, down.matrix, pair, *factors)
+    normal, states = normed(x, residual, norm)
+    return gated_mlp(tp.enter(normal), gate_up, down, ops), states
 
 
 def gated_activation(gate_up: torch.Tensor, ops: GatedOps | None) -> torch.Tensor:
     """silu(gate) · up of [gate, up] [tokens, 2 · width]; ops: kernels to use in training."""
     if ops is not None and torch.is_grad_enabled():
-        return _apply(_Gated, gate_up, ops)
+        return cast("Callable[..., torch.Tensor]", _Gated.apply)(gate_up, ops)
     gate, up = gate_up.chunk(2, 1)
     return functional.silu(gate) * up
 
@@ -90,6 +123,69 @@ class _Gated(torch.autograd.Function):
         return ctx.ops.gated_backward(gate_up, gradients[0], gate_up.new_empty(gate_up.shape[1], 0)), None
 
 
+@dataclass(frozen=True)
+class _Pair:
+    """What both framed linears of an MLP and the activation between them have besides tensors.
+
+    counts: how many tensors the gradients of each one's factors are.
+    """
+
+    layouts: tuple[Layout, Layout]
+    counts: tuple[int, int]
+    thin: tuple[Thin | None, Thin | None]
+    ops: GatedOps
+
+    @classmethod
+    def of(cls, gate_up: FramedLinear, down: FramedLinear, ops: GatedOps) -> _Pair:
+        """Of an MLP's linears."""
+        counts = (len(gate_up.factors), len(down.factors))
+        return cls((gate_up.layout, down.layout), counts, (gate_up.thin, down.thin), ops)
+
+    def forward(
+        self, narrow: torch.Tensor, first: torch.Tensor, second: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """gu, [act, t₂] and y of narrow = [x, t₁]."""
+        one, two = self.layouts
+        gate_up = narrow @ first[: one.out].t()
+        wide = self.ops.gated(gate_up, second[two.out :, : two.inputs])
+        return gate_up, wide, wide @ second[: two.out].t()
+
+    def backward(
+        self,
+        dy: torch.Tensor,
+        narrow: torch.Tensor,
+        gate_up: torch.Tensor,
+        wide: torch.Tensor,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        needed: bool,
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+        """dx, where it is needed, and the gradients of the factors of both linears."""
+        one, two = self.layouts
+        gate, down = self.thin
+        if gate is not None and down is not None:
+            made, ours, others = gate.ops.mlp_backward(
+                dy,
+                narrow,
+                gate_up,
+                wide,
+                [first, second],
+                [gate.rows, down.rows],
+                [gate.bases, down.bases],
+                [one.rank, two.rank],
+                [one.scale, two.scale],
+                [gate.size, down.size],
+            )
+            return made, [*from_flat(ours, one, self.counts[0]), *from_flat(others, two, self.counts[1])]
+        u = dy @ second[: two.out, two.inputs :]
+        of_down = factor_gradients(two, dy, u, wide)
+        d_act = torch.cat([dy, u], 1) @ second[:, : two.inputs]
+        d = self.ops.gated_backward(gate_up, d_act, first[: one.out, one.inputs :])
+        of_gate_up = factor_gradients(one, d[:, : one.out], d[:, one.out :], narrow)
+        dx = d @ first[:, : one.inputs] if needed else None
+        return dx, [*handed(of_gate_up, self.counts[0]), *handed(of_down, self.counts[1])]
+
+
 class _FramedMlp(torch.autograd.Function):
     """Both framed linears and the activation between them."""
 
@@ -99,49 +195,49 @@ class _FramedMlp(torch.autograd.Function):
         x: torch.Tensor,
         first: torch.Tensor,
         second: torch.Tensor,
-        layouts: tuple[Layout, Layout],
-        counts: tuple[int, int],
-        thin: tuple[Thin | None, Thin | None],
-        ops: GatedOps,
+        pair: _Pair,
+        beside: Beside,
         *factors: torch.Tensor,
     ) -> torch.Tensor:
-        one, two = layouts
-        narrow = torch.cat([x, x @ first[one.out :, : one.inputs].t()], 1)
-        gate_up = narrow @ first[: one.out].t()
-        wide = ops.gated(gate_up, second[two.out :, : two.inputs])
+        one = pair.layouts[0]
+        narrow = beside(x, first[one.out :, : one.inputs])
+        gate_up, wide, y = pair.forward(narrow, first, second)
         ctx.save_for_backward(narrow, gate_up, wide, first, second)
-        ctx.layouts, ctx.counts, ctx.thin, ctx.ops = layouts, counts, thin, ops
-        return wide @ second[: two.out].t()
+        ctx.pair = pair
+        return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        dy = gradients[0]
-        narrow, gate_up, wide, first, second = ctx.saved_tensors
-        one, two = ctx.layouts
-        if None not in ctx.thin:
-            dx, *flats = ctx.thin[0].ops.mlp_backward(
-                dy,
-                narrow,
-                gate_up,
-                wide,
-                [first, second],
-                [thin.rows for thin in ctx.thin],
-                [thin.bases for thin in ctx.thin],
-                [one.rank, two.rank],
-                [one.scale, two.scale],
-                [thin.size for thin in ctx.thin],
-            )
-            ours, others = from_flat(flats[0], one, ctx.counts[0]), from_flat(flats[1], two, ctx.counts[1])
-            return dx, None, None, None, None, None, None, *ours, *others
-        u = dy @ second[: two.out, two.inputs :]
-        of_down = factor_gradients(two, dy, u, wide)
-        d_act = torch.cat([dy, u], 1) @ second[:, : two.inputs]
-        d = ctx.ops.gated_backward(gate_up, d_act, first[: one.out, one.inputs :])
-        of_gate_up = factor_gradients(one, d[:, : one.out], d[:, one.out :], narrow)
-        dx = d @ first[:, : one.inputs] if ctx.needs_input_grad[0] else None
-        ours, others = handed(of_gate_up, ctx.counts[0]), handed(of_down, ctx.counts[1])
-        return dx, None, None, None, None, None, None, *ours, *others
+        dx, factors = ctx.pair.backward(gradients[0], *ctx.saved_tensors, ctx.needs_input_grad[0])
+        return dx, None, None, None, None, *factors
 
 
-def _apply(function: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:
-    return cast(Callable[..., torch.Tensor], function.apply)(*arguments)
+class _NormedMlp(torch.autograd.Function):
+    """The same of the normalised sum of x and residual, and the sum."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        norm: NormOps,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        pair: _Pair,
+        *factors: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        one = pair.layouts[0]
+        narrow, kept, states = entered(x, residual, weight, eps, norm, first[one.out :, : one.inputs])
+        gate_up, wide, y = pair.forward(narrow, first, second)
+        ctx.save_for_backward(*kept, narrow, gate_up, wide, first, second)
+        ctx.norm, ctx.pair = norm, pair
+        return y, states
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        states, inverses, weight, *rest = ctx.saved_tensors
+        dn, factors = ctx.pair.backward(gradients[0], *rest, True)
+        dx, d_weight = left(dn, gradients[1], (states, inverses, weight), ctx.norm, ctx.needs_input_grad[2])
+        return dx, dx, d_weight, None, None, None, None, None, *factors

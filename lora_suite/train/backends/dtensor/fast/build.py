@@ -17,7 +17,7 @@ from lora_suite.train.backends.base import Backend
 from lora_suite.train.backends.dtensor.adapters import attach_peft
 from lora_suite.train.backends.dtensor.build import place
 from lora_suite.train.backends.dtensor.fast.backend import FastBackend
-from lora_suite.train.backends.dtensor.fast.decoder import STACKS, Decoder, Rotation
+from lora_suite.train.backends.dtensor.fast.decoder import STACKS, Decoder, LayerOps, layer_ops
 from lora_suite.train.backends.dtensor.fast.hybrid import STACKS as HYBRID_STACKS
 from lora_suite.train.backends.dtensor.fast.hybrid import HybridDecoder
 from lora_suite.train.backends.dtensor.fast.hybrid_build import build_hybrid, hybrid_refusals
@@ -27,9 +27,9 @@ from lora_suite.train.data.slicing import round_up
 from lora_suite.train.fast.apart import ExpertsApart
 from lora_suite.train.fast.collectives import TensorParallel
 from lora_suite.train.fast.experts import StackedExperts
-from lora_suite.train.fast.linears import FramedLinear, StackedLinear, thin_ops
+from lora_suite.train.fast.linears import FramedLinear, StackedLinear, beside_op, thin_ops
 from lora_suite.train.fast.masters import MasterWeights, Weights, WholeWeights
-from lora_suite.train.fast.mlp import kernel_ops
+from lora_suite.train.fast.rotary import Rotation
 from lora_suite.train.fast.zero import ShardedWeights
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.bank import AdapterBank
@@ -122,6 +122,8 @@ def build(
             linear.join(bank.span(list(linear.by_position.values())))
             if gpu:
                 linear.use(thin_ops())
+                if shape.hybrid is None:
+                    linear.beside = beside_op()
             return linear
         return StackedLinear(inputs, widths, bias, dtype, device)
 
@@ -153,7 +155,7 @@ def build(
             trained=bank is None,
             dtype=dtype,
             device=device,
-            ops=kernel_ops(dtype) if gpu else None,
+            ops=layer_ops(dtype) if gpu else LayerOps(),
             tp=tp,
         )
     if bank is not None:

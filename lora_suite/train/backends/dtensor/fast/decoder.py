@@ -21,8 +21,10 @@ from torch.nn import functional
 from lora_suite.blueprint.shape import ModelShape
 from lora_suite.train.backends.dtensor.parallel import placement_of
 from lora_suite.train.fast.collectives import ALONE, TensorParallel
+from lora_suite.train.fast.entry import Norm, NormOps, norm_ops, normed, normed_linear, rms_norm
 from lora_suite.train.fast.linears import FramedLinear, StackedLinear
-from lora_suite.train.fast.mlp import GatedOps, gated_mlp
+from lora_suite.train.fast.mlp import GatedOps, kernel_ops, normed_mlp
+from lora_suite.train.fast.rotary import RotaryOps, Rotation, rotary_ops, rotate, rotated
 from lora_suite.train.models.attention import Blocks, packed_attention
 from lora_suite.train.models.causal_lm import WeightSource
 from lora_suite.train.models.initialise import Weight
@@ -38,14 +40,24 @@ STACKS = {
 MakeLinear = Callable[[str, int, tuple[int, ...], bool], StackedLinear | FramedLinear]
 """From (layer's name and stack, input features, output features of each linear, bias) to the module."""
 
-Rotation = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines [positions, head_dim] of the rotary embedding, in the model's dtype."""
+
+@dataclass(frozen=True)
+class LayerOps:
+    """Kernels of what stands between a layer's products; None where plain torch is to do it.
+
+    gated: of the activation. norm: of residuals and norms. rotary: of queries and keys.
+    """
+
+    gated: GatedOps | None = None
+    norm: NormOps | None = None
+    rotary: RotaryOps | None = None
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / root mean square of its last dim, times weight; in float32 whatever x is, as transformers does."""
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+def layer_ops(dtype: torch.dtype) -> LayerOps:
+    """The kernels of a GPU; none for float64, since they compute in float32."""
+    if dtype == torch.float64:
+        return LayerOps()
+    return LayerOps(kernel_ops(dtype), norm_ops(), rotary_ops())
 
 
 def rotation_of(rotation: Rotation, length: int, blocks: Blocks | None) -> Rotation:
@@ -54,13 +66,6 @@ def rotation_of(rotation: Rotation, length: int, blocks: Blocks | None) -> Rotat
     if blocks is not None:
         return cos[blocks.positions[0]], sin[blocks.positions[0]]
     return cos[:length], sin[:length]
-
-
-def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Rotary embedding of x [rows, length, heads, channels]."""
-    cos, sin = (each[None, :, None] for each in rotation)
-    left, right = x.chunk(2, -1)
-    return x * cos + torch.cat([-right, left], -1) * sin
 
 
 def split_dim(name: str) -> int | None:
@@ -111,7 +116,7 @@ class DecoderLayer(nn.Module):
         sizes: Sizes,
         make: MakeLinear,
         norm: Callable[[int], nn.Parameter],
-        ops: GatedOps | None,
+        ops: LayerOps,
         tp: TensorParallel,
     ) -> None:
         super().__init__()
@@ -130,23 +135,39 @@ class DecoderLayer(nn.Module):
         self.gate_up = make(f"{name}.gate_up", hidden, (shape.intermediate,) * 2, shape.mlp_bias)
         self.down = make(f"{name}.down", shape.intermediate, (hidden,), shape.mlp_bias)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, blocks: Blocks | None = None) -> torch.Tensor:
-        """x [rows, length, hidden] to the same; blocks: of packed rows, which are x's only one."""
-        x = x + self._attend(rms_norm(x, self.input_layernorm, self.sizes.eps), rotation, blocks)
-        return x + self._feed(rms_norm(x, self.post_attention_layernorm, self.sizes.eps))
+    def forward(
+        self, x: torch.Tensor, fed: torch.Tensor | None, rotation: Rotation, blocks: Blocks | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """States [rows, length, hidden] in two parts, whose sum belongs to the next norm, to the same.
 
-    def _attend(self, x: torch.Tensor, rotation: Rotation, blocks: Blocks | None) -> torch.Tensor:
-        rows, length, hidden = x.shape
-        sizes = self.sizes
-        states = self.qkv(self.tp.enter(x.reshape(rows * length, hidden))).view(
-            rows, length, -1, sizes.head_dim
+        fed: the second part, of the MLP before. blocks: of packed rows, which are x's only one.
+        """
+        states, residual = normed_linear(
+            x.flatten(0, 1),
+            None if fed is None else fed.flatten(0, 1),
+            self._norm(self.input_layernorm),
+            self.qkv,
+            self.tp,
         )
-        query, key, value = states.split([sizes.heads, sizes.kv_heads, sizes.kv_heads], 2)
+        mixed = self._attend(states.view(*x.shape[:2], -1, self.sizes.head_dim), rotation, blocks)
+        norm = self._norm(self.post_attention_layernorm)
+        made, states = normed_mlp(residual, mixed, norm, self.gate_up, self.down, self.ops.gated, self.tp)
+        return states.view(x.shape), self.tp.leave(made).view(x.shape)
+
+    def _norm(self, weight: nn.Parameter) -> Norm:
+        return Norm(weight, self.sizes.eps, self.ops.norm)
+
+    def _attend(self, states: torch.Tensor, rotation: Rotation, blocks: Blocks | None) -> torch.Tensor:
+        """States [rows, length, heads of queries, keys and values, head_dim] to [tokens, hidden]."""
+        sizes = self.sizes
+        heads = (sizes.heads, sizes.kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
+            query, key, value = torch.split(states, [*heads, sizes.kv_heads], 2)
             # Each rank sees its own heads, so the gradients of their norms are parts of sums.
-            query = rms_norm(query, self.tp.enter(self.q_norm), sizes.eps)
-            key = rms_norm(key, self.tp.enter(self.k_norm), sizes.eps)
-        query, key = rotate(query, rotation), rotate(key, rotation)
+            query = rotate(rms_norm(query, self.tp.enter(self.q_norm), sizes.eps), rotation)
+            key = rotate(rms_norm(key, self.tp.enter(self.k_norm), sizes.eps), rotation)
+        else:
+            query, key, value = rotated(states, rotation, heads, self.ops.rotary)
         if blocks is not None:
             context = packed_attention(query[0], key[0], value[0], blocks, None)
         else:
@@ -157,21 +178,16 @@ class DecoderLayer(nn.Module):
                 is_causal=True,
                 enable_gqa=sizes.heads != sizes.kv_heads,
             ).transpose(1, 2)
-        mixed = self.tp.leave(self.o(context.reshape(rows * length, -1)))
-        return mixed.view(rows, length, hidden)
-
-    def _feed(self, x: torch.Tensor) -> torch.Tensor:
-        states = self.tp.enter(x.flatten(0, 1))
-        return self.tp.leave(gated_mlp(states, self.gate_up, self.down, self.ops)).view(x.shape)
+        mixed: torch.Tensor = self.tp.leave(self.o(context.reshape(states.shape[0] * states.shape[1], -1)))
+        return mixed
 
 
 class Decoder(nn.Module):
     """Embedding, layers, last norm and head; `forward` gives the states that the head multiplies.
 
     make: of each stack of linears. trained: whether the other tensors (embedding, norms, head) train.
-    rotation: for the longest row that will come. A tied head is the embedding. ops: of the gated activation,
-    where there are kernels for it. shape: of the whole model; its vocabulary, heads and MLP channels must
-    divide by the tensor parallel ranks.
+    rotation: for the longest row that will come. A tied head is the embedding. ops: kernels to use. shape:
+    of the whole model; its vocabulary, heads and MLP channels must divide by the tensor parallel ranks.
     """
 
     def __init__(
@@ -184,7 +200,7 @@ class Decoder(nn.Module):
         trained: bool,
         dtype: torch.dtype,
         device: torch.device,
-        ops: GatedOps | None = None,
+        ops: LayerOps = LayerOps(),
         tp: TensorParallel = ALONE,
     ) -> None:
         super().__init__()
@@ -202,6 +218,7 @@ class Decoder(nn.Module):
             for index in range(shape.layers)
         )
         self.norm = tensor(shape.hidden)
+        self.ops = ops
         self.head = self.embedding if shape.tied_head else tensor(shape.vocab, shape.hidden)
         self.rotation = rotation
 
@@ -217,13 +234,15 @@ class Decoder(nn.Module):
         self,
         input_ids: torch.Tensor,
         blocks: Blocks | None,
-        layers: Iterable[Callable[[torch.Tensor, Rotation, Blocks | None], torch.Tensor]],
+        layers: Iterable[Callable[..., tuple[torch.Tensor, torch.Tensor]]],
     ) -> torch.Tensor:
         rotation = rotation_of(self.rotation, input_ids.shape[1], blocks)
-        x = self._embed(input_ids)
+        x, fed = self._embed(input_ids), None
         for layer in layers:
-            x = layer(x, rotation, blocks)
-        return self.tp.enter(rms_norm(x, self.norm, self.eps))
+            x, fed = layer(x, fed, rotation, blocks)
+        last = None if fed is None else fed.flatten(0, 1)
+        normal, _ = normed(x.flatten(0, 1), last, Norm(self.norm, self.eps, self.ops.norm))
+        return self.tp.enter(normal.view(x.shape))
 
     def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         if self.tp.size == 1:

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from lora_suite.train.backends.dtensor.adapters import plain_name
-from lora_suite.train.backends.dtensor.fast.decoder import Rotation, rotation_of
+from lora_suite.train.backends.dtensor.fast.decoder import rotation_of
+from lora_suite.train.fast.rotary import Rotation
 from lora_suite.train.models.attention import Blocks
 
 if TYPE_CHECKING:

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How states come before linears: a residual's sum, its norm, and room for the adapters' part beside it.
+
+    h = x + residual,   n = h / rms(h) · w,   [n, t] with t = n·Aᵀ
+
+A framed linear multiplies [n, t] (see `linears`). Made by a kernel, n is written where it is read from, once,
+and kept for the backward pass, which otherwise makes it anew and copies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from lora_suite.train.fast.collectives import TensorParallel
+from lora_suite.train.fast.linears import FramedLinear, Layout, StackedLinear, Thin, framed_backward
+
+
+@dataclass(frozen=True)
+class NormOps:
+    """The operations around a norm: `entry_kernels.add_norm` and `entry_kernels.norm_backward`."""
+
+    add_norm: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    backward: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+def norm_ops() -> NormOps:
+    """The kernels; where Triton and a GPU are."""
+    from lora_suite.train.fast import entry_kernels as kernels
+
+    return NormOps(kernels.add_norm, kernels.norm_backward)
+
+
+Kept = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Of a norm for its gradient: h, 1 / rms(h) and the weight."""
+
+
+class Norm(NamedTuple):
+    """Weight [hidden] and ε of a norm; ops: kernels to use in training."""
+
+    weight: torch.Tensor
+    eps: float
+    ops: NormOps | None
+
+    @property
+    def by_kernels(self) -> bool:
+        """Whether the kernels are to be used now."""
+        return self.ops is not None and torch.is_grad_enabled()
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / root mean square of its last dim, times weight; in float32 whatever x is, as transformers does."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def normed(x: torch.Tensor, residual: torch.Tensor | None, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+    """The normalised sum of x and residual [tokens, hidden], and the sum itself."""
+    if norm.by_kernels:
+        normal, states = _apply(_Norm, x, residual, *norm)
+        return normal, states
+    states = x if residual is None else x + residual
+    return rms_norm(states, norm.weight, norm.eps), states
+
+
+def normed_linear(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    norm: Norm,
+    linear: StackedLinear | FramedLinear,
+    tp: TensorParallel,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The linear of the normalised sum of x and residual [tokens, hidden], and the sum itself.
+
+    Under tensor parallelism the linear is split by output.
+    """
+    if norm.by_kernels and isinstance(linear, FramedLinear) and linear.enabled and tp.size == 1:
+        y, states = _apply(
+            _NormedFramed, x, residual, *norm, linear.matrix, linear.layout, linear.thin, *linear.factors
+        )
+        return (y if linear.bias is None else y + linear.bias), states
+    normal, states = normed(x, residual, norm)
+    return linear(tp.enter(normal)), states
+
+
+def entered(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    ops: NormOps,
+    a: torch.Tensor,
+) -> tuple[torch.Tensor, Kept, torch.Tensor]:
+    """[n, t]; what `left` needs for the gradient; and the sum h for whoever comes after.
+
+    For the forward pass of an operation that hands h on, so that its gradient comes back to the same kernel.
+    """
+    wide, states, inverse = ops.add_norm(x, residual, weight, eps, a)
+    if residual is None:
+        return wide, (x, inverse, weight), x.view_as(x)
+    return wide, (states, inverse, weight), states
+
+
+def left(
+    d_normal: torch.Tensor,
+    d_states: torch.Tensor,
+    kept: Kept,
+    ops: NormOps,
+    weighted: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The gradient by x, which is residual's, too, and by the norm's weight where that is needed.
+
+    d_normal, d_states: by n, and by h of what comes after.
+    """
+    d_x, d_weight = ops.backward(d_normal, d_states, *kept, weighted)
+    return d_x, d_weight if weighted else None
+
+
+class _Norm(torch.autograd.Function):
+    """n and h."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        ops: NormOps,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        normal, kept, states = entered(x, residual, weight, eps, ops, weight.new_empty(0, len(weight)))
+        ctx.save_for_backward(*kept)
+        ctx.ops, ctx.summed = ops, residual is not None
+        return normal, states
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        d_normal, d_states = gradients
+        d_x, d_weight = left(d_normal, d_states, ctx.saved_tensors, ctx.ops, ctx.needs_input_grad[2])
+        return d_x, d_x if ctx.summed else None, d_weight, None, None
+
+
+class _NormedFramed(torch.autograd.Function):
+    """y = [n, t]·[W, s·B]ᵀ and h."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        ops: NormOps,
+        matrix: torch.Tensor,
+        layout: Layout,
+        thin: Thin | None,
+        *factors: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        a = matrix[layout.out :, : layout.inputs]
+        wide, kept, states = entered(x, residual, weight, eps, ops, a)
+        ctx.save_for_backward(*kept, wide, matrix)
+        ctx.ops, ctx.summed = ops, residual is not None
+        ctx.layout, ctx.thin, ctx.count = layout, thin, len(factors)
+        return wide @ matrix[: layout.out].t(), states
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        *kept, wide, matrix = ctx.saved_tensors
+        # Nothing before the first layer trains with LoRA.
+        needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+        d_normal, factors = framed_backward(
+            gradients[0], wide, matrix, ctx.layout, ctx.thin, ctx.count, needed
+        )
+        d_x = d_weight = None
+        if d_normal is not None:
+            d_x, d_weight = left(d_normal, gradients[1], tuple(kept), ctx.ops, ctx.needs_input_grad[2])
+        return d_x, d_x if ctx.summed else None, d_weight, None, None, None, None, None, *factors
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    apply = cast("Callable[..., tuple[torch.Tensor, torch.Tensor]]", function.apply)
+    return apply(*arguments)
