@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import compress
 
 import pytest
@@ -108,7 +109,7 @@ def layer(rank, ops, thin):
             nn.init.normal_(linear.weight, std=0.3)
             return linear
         linear = framed(inputs, widths, range(len(widths)), rank, joined=True)
-        if ops.norm is not None:
+        if ops.gated is not None:
             linear.beside = beside_op()
         if thin:
             linear.use(thin_ops())
@@ -135,14 +136,15 @@ def results(layer, compiled, x, fed, dy):
     return y, torch.autograd.grad(y, leaves, dy)
 
 
-def check_layer(rank, thin, first):
+def check_layer(rank, thin, first, **without):
     """Kernels, written and compiled, give what plain torch gives; first: after an embedding."""
+    ops = replace(layer_ops(torch.float32), **without)
     x = torch.randn(2, 5, 24).requires_grad_(not first or rank is None)
     fed = None if first else torch.randn(2, 5, 24, requires_grad=True)
     dy = [torch.randn(2, 5, 24) for _ in range(2)]
     right, wanted = results(layer(rank, LayerOps(), False), False, x, fed, dy)
     for compiled in (False, True):
-        y, found = results(layer(rank, layer_ops(torch.float32), thin), compiled, x, fed, dy)
+        y, found = results(layer(rank, ops, thin), compiled, x, fed, dy)
         for got, each in zip((*y, *found), (*right, *wanted), strict=True):
             close(got, each, 1e-4)
 
@@ -184,6 +186,7 @@ def layers_in_interpreter():
         check_layer(None, False, first)
         check_layer(3, True, first)
     check_layer(3, False, False)
+    check_layer(3, True, False, norm=None, rotary=None)
     print("equal")
 
 
