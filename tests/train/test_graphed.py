@@ -11,7 +11,7 @@ import torch
 
 from lora_suite.train.backends import graphed
 from lora_suite.train.batch import MicroBatch, Segments
-from tests.train.dtensor.ranks import LORA, Setting, rows, run_ranks
+from tests.train.dtensor.ranks import LORA, TINY_HYBRID, Setting, rows, run_ranks
 from tests.train.dtensor.test_fast import build_fast, packed_rows, wake
 
 THREE_AND_ONE = (slice(0, 3), slice(3, 4))
@@ -114,3 +114,23 @@ def test_shapes_share_gradients_and_leave_each_others_alone(
     assert torch.equal(captured, plain)
     assert plain.any()
     assert places == 1
+
+
+def losses_of_shapes(setting: Setting) -> tuple[list[float], list[float]]:
+    """Of micro batches of 4, 3, 1 and 2 rows, compiled and as it is."""
+    batch, found = rows(), []
+    for backend in (on_gpu(setting), build_fast(setting)):
+        if backend._gpu:
+            for layer in backend.model.layers:
+                layer.compile(fullgraph=True, dynamic=False, backend="eager")
+        parts = [slice(4), slice(3), slice(1), slice(2)]
+        steps = [[MicroBatch(batch.input_ids[part], batch.labels[part])] for part in parts]
+        found.append([backend.forward_backward(step, 30).item() for step in steps])
+    return found[0], found[1]
+
+
+@pytest.mark.slow
+def test_many_kinds_of_layers_are_compiled_for_many_shapes(tmp_path: Any) -> None:
+    setting = Setting((), TINY_HYBRID)
+    compiled, plain = run_ranks(1, tmp_path / "ranks", losses_of_shapes, setting)[0]
+    assert compiled == pytest.approx(plain, rel=1e-9)

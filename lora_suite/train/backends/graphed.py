@@ -32,6 +32,9 @@ _ATTENTION = [
 """Implementations of attention, the fastest on Hopper first; the first that can do what is asked is used."""
 
 
+_MOST_COMPILED = 64
+"""Kinds of layers times shapes of micro batches."""
+
 Shape = tuple[int | torch.Size | None, ...]
 """What a pass is captured for: the length that packed rows fit into, and the shape of each tensor."""
 
@@ -147,7 +150,9 @@ class GraphedBackend(TrainedBackend):
             # Into the gradients of the first shape: others of its own would stay in memory for each shape.
             clear = partial(self.model.zero_grad, set_to_none=False)
             compute = partial(_after, clear, compute)
-        self._captured[_shape(batch)] = CapturedPass(compute, batch, clear, trained, self._pool)
+        # All layers are one function to the compiler, which by itself stops at 8 kinds and shapes of them.
+        with torch._dynamo.config.patch(recompile_limit=_MOST_COMPILED):
+            self._captured[_shape(batch)] = CapturedPass(compute, batch, clear, trained, self._pool)
         if self.bank is not None and kept is not None:
             self.bank.gradient.copy_(kept)
 
