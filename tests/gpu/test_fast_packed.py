@@ -68,6 +68,43 @@ def test_one_graph_serves_every_pack(
     assert difference(joined, padded) > 3 * limit
 
 
+def outgrown(setting: Setting) -> tuple[list[float], int]:
+    """Losses of a pack, of one with more rows than there is room for, and of the first again; captures."""
+    backend = graphed(setting)
+    narrow = packed_rows(rows(), [3])
+    zeros = torch.zeros_like(narrow.input_ids)
+    crowded = MicroBatch(narrow.input_ids, narrow.labels, zeros, Segments.of((1,) * zeros.numel()))
+    packs = [pack.to(torch.device("cuda")) for pack in (narrow, crowded, narrow)]
+    losses = [backend.forward_backward([pack], TOKENS).item() for pack in packs]
+    return losses, len(backend._captured)
+
+
+@pytest.mark.parametrize("arm", [(LORA,), ()], ids=["lora", "full"])
+def test_a_pack_without_room_is_captured_anew(tmp_path: Path, arm: tuple[str, ...]) -> None:
+    losses, captures = run_ranks(1, tmp_path / "ranks", outgrown, Setting(arm, precision="bfloat16"))[0]
+    assert losses[0] == pytest.approx(losses[2], rel=1e-5)
+    assert losses[1] != losses[0]
+    assert captures == 1
+
+
+def in_parts(setting: Setting) -> list[torch.Tensor]:
+    """Gradients of all weights: of a batch at once, and of 3 rows and 1, each shape captured."""
+    found = []
+    for parts in ([slice(4)], [slice(3), slice(3, 4)]):
+        backend, batch = graphed(setting), rows().to(torch.device("cuda"))
+        cut = [MicroBatch(batch.input_ids[part], batch.labels[part]) for part in parts]
+        for _ in range(2):
+            backend.forward_backward(cut, TOKENS)
+        backend.sync_gradients()
+        found.append(torch.cat([each.flatten().cpu() for each in backend._full._gradients()]))
+    return found
+
+
+def test_shapes_that_share_gradients_add_up(tmp_path: Path) -> None:
+    whole, parts = run_ranks(1, tmp_path / "ranks", in_parts, Setting(precision="float32"))[0]
+    assert ((parts - whole).norm() / whole.norm()).item() < 1e-5
+
+
 def eager_and_graphed(setting: Setting) -> tuple[Step, Step]:
     """Of the same rows."""
     plain = build_plain(setting.recipe, RECIPE, preflight(setting.recipe, RECIPE), torch.device("cuda"))
