@@ -227,7 +227,8 @@ def _fast_gradients(
     if layout.expert > 1 and layout.expert == layout.data:
         whole += experts
         layer *= held.layers / (held.layers + held.experts)
-    summed = experts + rest if several else experts + rest - whole
+    # What is shared has a buffer into which a micro batch is summed over ranks, besides the sum over several.
+    summed = experts + rest - whole + (experts + rest if several else 0.0)
     bucket = 0.0 if layout.data == 1 else (wide + width) * max(layer, held.ends)
     return {"gradients": int(wide * summed), "fresh": int(width * whole + bucket)}
 

@@ -43,7 +43,8 @@ class MemoryPlan:
         layout = self.layout
         held = f"sharded over {layout.shards} ranks" if layout.shards > 1 else "held whole"
         copies = f", {layout.replicas} times" if layout.replicas > 1 else ""
-        text = f"weights {held}{copies} ({self.sharding})"
+        split = f", experts split over {layout.expert}" if layout.expert > 1 else ""
+        text = f"weights {held}{copies} ({self.sharding}){split}"
         if self.estimate is None:
             return text
         of = f" of {self.memory / 2**30:.0f}" if self.memory is not None else ""

@@ -261,6 +261,9 @@ def test_pairs_of_four_ranks_share_the_update_of_their_experts() -> None:
     assert found.weights == 2 * (others + EXPERTS // 2)
     assert found.optimizer == 2 * (others // 4 + EXPERTS // 4)
     assert found.gradients == 4 * (others // 4 + EXPERTS // 4)
+    # Each of two micro batches is summed over ranks first, and then added to the other.
+    two = estimate(PAIR, *four[:1], "policy.train_global_batch_size=8", replicas=4, fast=True)
+    assert two.gradients == 2 * found.gradients
 
 
 def test_a_rank_keeps_what_its_experts_make_of_the_tokens_of_all() -> None:

@@ -104,3 +104,12 @@ def test_the_fast_path_and_megatron_hold_weights_whole() -> None:
 )
 def test_who_asks_for_sharded_weights_is_named(overrides: list[str], key: str | None) -> None:
     assert named_sharding(load_recipe(EIGHT, overrides).recipe) == key
+
+
+def test_it_says_that_experts_are_split() -> None:
+    pair = RECIPES / "sft-nanov3-30ba3b-1n2g-fsdp2.yaml"
+    text = str(plan(pair, fast=True))
+    assert text.startswith(
+        "weights held whole, 2 times (replicate), experts split over 2; the memory model expects "
+    )
+    assert "experts" not in str(plan(EIGHT))

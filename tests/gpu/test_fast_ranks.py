@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fast path of two GPUs, compiled and captured with its collectives, against one GPU."""
+"""The fast path of two GPUs, compiled and captured with its collectives, against one GPU or whole experts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.train.dtensor.fast_ranks import MAX_NORM, STEPS, TP, different, train_each
-from tests.train.dtensor.ranks import LORA, Setting, run_ranks
+from tests.train.dtensor.ranks import LORA, TINY_HYBRID, Setting, run_ranks
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
@@ -45,6 +45,35 @@ def test_any_layout_trains_as_one_gpu_does(tmp_path: Path) -> None:
             went = distance(expected["values"], start[index]["values"])
             assert went > 0, what
             assert distance(ranks[0][index]["values"], expected["values"]) < of_values * went, what
+
+
+EXPERTS = "policy.dtensor_cfg.expert_parallel_size"
+HYBRIDS = {
+    "lora": (LORA, "policy.dtensor_cfg.lora_cfg.experts=per_expert"),
+    "sgd": ("policy.optimizer.name=torch.optim.SGD",),
+    "full": (),
+}
+
+
+def test_split_experts_train_as_whole_ones_do(tmp_path: Path) -> None:
+    """Whole experts on both GPUs, then half of them on each."""
+
+    def run(name: str, steps: int) -> list[Any]:
+        chosen = [
+            Setting((*keys, EPS, f"{EXPERTS}={size}"), TINY_HYBRID, "bfloat16", 2)
+            for keys in HYBRIDS.values()
+            for size in (1, 2)
+        ]
+        return run_ranks(2, tmp_path / name, train_each, chosen, 2, "cuda", steps, backend="nccl")
+
+    starts, ranks = run("start", 0)[0], run("trained", STEPS)
+    of_scalars, of_values = LIMITS["bfloat16"]
+    for index, arm in enumerate(HYBRIDS):
+        whole, split = ranks[0][2 * index : 2 * index + 2]
+        assert split["seen"] == pytest.approx(whole["seen"], rel=of_scalars), arm
+        assert different(split["values"], ranks[1][2 * index + 1]["values"]) == [], arm
+        went = distance(whole["values"], starts[2 * index]["values"])
+        assert 0 < distance(split["values"], whole["values"]) < of_values * went, arm
 
 
 def distance(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:

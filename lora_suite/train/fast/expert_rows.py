@@ -3,7 +3,8 @@
 
 Each function leaves `extra` columns free behind its result, where an adapter's part will stand. One Triton
 kernel each on a GPU, plain torch elsewhere. ends int32 [experts] is where each expert's rows end. Rows behind
-the last are of experts that this rank has not: what they hold is not defined, and adds nothing.
+the last are of experts that this rank has not: what they hold is not defined, since grouped products leave
+them as they were in memory (https://github.com/pytorch/pytorch/issues/154557), and adds nothing.
 """
 
 from __future__ import annotations

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 
+from lora_suite.train.backends.dtensor import fast
 from tests.train.dtensor.fast_ranks import MAX_NORM, build, different, train, train_each
 from tests.train.dtensor.ranks import LORA, TINY_HYBRID, Setting, run_ranks
 from tests.train.dtensor.test_fast import PADDED, refusal
+from tests.train.dtensor.test_fast_ranks import run_program
 
 PER_EXPERT = "policy.dtensor_cfg.lora_cfg.experts=per_expert"
 SGD = "policy.optimizer.name=torch.optim.SGD"
@@ -97,6 +100,19 @@ def test_a_resumed_training_goes_on_bit_by_bit(tmp_path):
         for straight, resumed in results:
             assert straight["seen"] == resumed["seen"]
             assert different(straight["values"], resumed["values"]) == []
+
+
+@pytest.mark.slow
+def test_every_invariant_of_a_run_with_split_experts_holds(new_run, tmp_path):
+    one, two = new_run("one"), new_run("two")
+    keys = (*ARMS["lora"], f"policy.model_name={TINY_HYBRID}", "policy.train_micro_batch_size=1")
+    assert one.train(*keys, backend=partial(fast.build, gpu=False)) == 0
+    two.write_job(*keys, "cluster.gpus_per_node=2", "policy.dtensor_cfg.expert_parallel_size=2")
+    run_program(two.folder, tmp_path / "rank.py")
+    losses = [list(run.metrics["train/loss"].values()) for run in (one, two)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-10)
+    assert [each.name for each in two.record.invariants if each.ok is False] == []
+    assert {"replicas_equal", "frozen_unchanged"} <= {each.name for each in two.record.invariants if each.ok}
 
 
 def test_it_is_not_refused_but_with_packed_rows(monkeypatch):

@@ -109,24 +109,28 @@ sys.exit(Program(Path(sys.argv[1]), partial(fast.build, gpu=False)).run())
 """
 
 
-@pytest.mark.slow
-def test_every_invariant_of_a_tensor_parallel_run_holds(new_run, tmp_path):
-    one, two = new_run("one"), new_run("two")
-    assert one.train(LORA, backend=partial(fast.build, gpu=False)) == 0
-    two.write_job(LORA, TP, "cluster.gpus_per_node=2")
-    script = tmp_path / "rank.py"
+def run_program(folder, script):
+    """The program on two ranks of this machine, by the fast path."""
     script.write_text(PROGRAM)
     root = Path(__file__).resolve().parents[3]
     subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-            *(str(script), str(two.folder)),
+            *(str(script), str(folder)),
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
         cwd=root,
         timeout=120,
         check=True,
     )
+
+
+@pytest.mark.slow
+def test_every_invariant_of_a_tensor_parallel_run_holds(new_run, tmp_path):
+    one, two = new_run("one"), new_run("two")
+    assert one.train(LORA, backend=partial(fast.build, gpu=False)) == 0
+    two.write_job(LORA, TP, "cluster.gpus_per_node=2")
+    run_program(two.folder, tmp_path / "rank.py")
     losses = [list(run.metrics["train/loss"].values()) for run in (one, two)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-11)
     assert [each.name for each in two.record.invariants if each.ok is False] == []
