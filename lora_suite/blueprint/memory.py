@@ -74,9 +74,14 @@ class MemoryEstimate:
         return {name: value / 2**30 for name, value in asdict(self).items() if value}
 
     def __str__(self) -> str:
-        size, unit = (2**30, "GiB") if self.total >= 2**30 else (2**20, "MiB")
+        size, unit = unit_of(self.total)
         parts = ", ".join(f"{name} {value / size:.1f}" for name, value in asdict(self).items() if value)
         return f"{self.total / size:.1f} {unit} ({parts})"
+
+
+def unit_of(size: float) -> tuple[int, str]:
+    """The unit, in bytes and by its name, that memory of this size is told in."""
+    return (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
 
 
 def estimate_memory(recipe: Recipe, blueprint: Blueprint, layout: RankLayout, fast: bool) -> MemoryEstimate:

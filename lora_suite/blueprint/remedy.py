@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lora_suite.blueprint.facts import Blueprint
-from lora_suite.blueprint.memory import HEADROOM
+from lora_suite.blueprint.memory import HEADROOM, unit_of
 from lora_suite.blueprint.sharding import MemoryPlan, plan_memory
 from lora_suite.config.schema import Block, Recipe
 
@@ -27,7 +27,8 @@ class Change:
     total: int
 
     def __str__(self) -> str:
-        return f"set {self.key}={self.value} (then {self.total / 2**30:.1f} GiB by the model)"
+        size, unit = unit_of(self.total)
+        return f"set {self.key}={self.value} (then {self.total / size:.1f} {unit} by the model)"
 
 
 def remedy(recipe: Recipe, blueprint: Blueprint, plan: MemoryPlan, fast: bool) -> Change | None:
@@ -74,16 +75,27 @@ def _candidates(
     if not block.activation_checkpointing:
         yield *_with(recipe, f"{backend}.activation_checkpointing", True), False
     tensor = 2 * plan.layout.tensor
-    model = blueprint.model
-    divides = model is not None and not any(
-        size % tensor for size in (model.heads, model.kv_heads, model.hidden, model.intermediate, model.vocab)
-    )
-    if divides and recipe.data_parallel_size % 2 == 0:
+    if _splits(recipe, blueprint, tensor) and recipe.data_parallel_size % 2 == 0:
         name = "tensor_parallel_size" if dtensor else "tensor_model_parallel_size"
         yield *_with(recipe, f"{backend}.{name}", tensor), True
     length = policy.max_total_sequence_length // 2
-    if length:
+    if length and length % policy.make_sequence_length_divisible_by == 0:
         yield *_with(recipe, "policy.max_total_sequence_length", length), True
+
+
+def _splits(recipe: Recipe, blueprint: Blueprint, tensor: int) -> bool:
+    """Whether so many tensor parallel ranks may share the model: not experts, Mamba mixers, PEFT's layers."""
+    model, policy = blueprint.model, recipe.policy
+    if model is None or model.hybrid is not None or model.moe is not None:
+        return False
+    if (
+        policy.backend == "dtensor"
+        and policy.lora.enabled
+        and policy.dtensor_cfg.lora_cfg.implementation == "peft"
+    ):
+        return False
+    sizes = (model.heads, model.kv_heads, model.hidden, model.intermediate, model.vocab)
+    return not any(size % tensor for size in sizes)
 
 
 def _with(recipe: Recipe, key: str, value: object) -> tuple[Recipe, str, str]:

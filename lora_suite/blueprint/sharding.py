@@ -47,7 +47,7 @@ class MemoryPlan:
         text = f"weights {held}{copies} ({self.sharding}){split}"
         if self.estimate is None:
             return text
-        of = f" of {self.memory / 2**30:.0f}" if self.memory is not None else ""
+        of = f" of {self.memory / 2**30:.0f} GiB" if self.memory is not None else ""
         return f"{text}; the memory model expects {self.estimate}{of} a rank"
 
 

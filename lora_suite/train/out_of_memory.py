@@ -33,7 +33,7 @@ def explain_memory(recipe: Recipe, blueprint: Blueprint, device: torch.device, f
     if plan.estimate is None:
         said.append("the model's shape is not known, so there is no estimate")
         return "; ".join(said)
-    of = f" of the GPU's {plan.memory / 2**30:.1f}" if plan.memory is not None else ""
+    of = f" of the GPU's {plan.memory / 2**30:.1f} GiB" if plan.memory is not None else ""
     said.append(f"the memory model expected {plan.estimate}{of}")
     change = remedy(recipe, blueprint, plan, fast)
     said.append(

@@ -82,3 +82,19 @@ def test_without_a_gpu_what_saves_most() -> None:
 def test_what_saves_less_than_a_tenth_is_not_worth_saying() -> None:
     keys = [*on(1, 1, length=64), "policy.dtensor_cfg.activation_checkpointing=true"]
     assert advice(*keys, gib=100) is None
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [*on(2, 1), "policy.dtensor_cfg.lora_cfg.implementation=peft"],
+        [*on(1, 1, length=16386), "policy.make_sequence_length_divisible_by=2"],
+    ],
+)
+def test_nothing_is_advised_that_would_be_refused(keys: list[str]) -> None:
+    """Tensor parallel layers of PEFT; rows of half the length that are no multiple of 2 any more."""
+    keys = [*LORA, *keys, f"policy.dtensor_cfg.{CHECKPOINTING}=true"]
+    found = advice(*keys, gib=1)
+    if found is not None:
+        changed = load_recipe(EIGHT, [*QUIET, *keys, f"{found.key}={found.value}"]).recipe
+        preflight(changed, EIGHT)

@@ -53,7 +53,7 @@ def test_what_fits_in_no_way_is_sharded_over_all_and_said() -> None:
     found = plan(EIGHT, memory=16 * 2**30)
     assert (chosen(found), found.too_large) == (("fsdp", 1, 8), True)
     assert "weights sharded over 8 ranks (fsdp); the memory model expects " in str(found)
-    assert str(found).endswith(" of 16 a rank")
+    assert str(found).endswith(" of 16 GiB a rank")
 
 
 def test_full_sft_of_a_large_model_is_sharded() -> None:

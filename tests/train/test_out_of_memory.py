@@ -46,8 +46,8 @@ def test_an_explanation_has_peak_estimate_and_key() -> None:
     found = re.fullmatch(r"peak (\d+\.\d\d) GiB resident on this rank", peak)
     assert found is not None
     assert float(found[1]) == pytest.approx(peak_resident_gib(), abs=0.1)
-    assert re.fullmatch(r"the memory model expected 0\.0 GiB \(weights .*activations .*\)", expected)
-    assert re.fullmatch(r"set policy\.train_micro_batch_size=1 \(then 0\.0 GiB by the model\)", change)
+    assert re.fullmatch(r"the memory model expected 4\.7 MiB \(weights .*activations .*\)", expected)
+    assert re.fullmatch(r"set policy\.train_micro_batch_size=1 \(then \d\.\d MiB by the model\)", change)
 
 
 def test_a_model_of_unknown_shape_has_no_estimate() -> None:
@@ -88,4 +88,4 @@ def test_the_verdict_of_a_training_that_ran_out_says_what_to_change(tmp_path: Pa
     assert re.search(
         r"; peak \d\.\d\d GiB resident on this rank; the memory model expected .*\(weights ", first
     )
-    assert re.search(r"; set policy\.train_micro_batch_size=1 \(then .* GiB by the model\)$", first)
+    assert re.search(r"; set policy\.train_micro_batch_size=1 \(then .* MiB by the model\)$", first)
