@@ -45,10 +45,10 @@ class Norm(NamedTuple):
     eps: float
     ops: NormOps | None
 
-    @property
-    def by_kernels(self) -> bool:
-        """Whether the kernels are to be used now."""
-        return self.ops is not None and torch.is_grad_enabled()
+
+def by_kernels(norm: Norm) -> bool:
+    """Whether a norm is computed by its kernels now."""
+    return norm.ops is not None and torch.is_grad_enabled()
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -59,7 +59,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 def normed(x: torch.Tensor, residual: torch.Tensor | None, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
     """The normalised sum of x and residual [tokens, hidden], and the sum itself."""
-    if norm.by_kernels:
+    if by_kernels(norm):
         normal, states = _apply(_Norm, x, residual, *norm)
         return normal, states
     states = x if residual is None else x + residual
@@ -77,7 +77,7 @@ def normed_linear(
 
     Under tensor parallelism the linear is split by output.
     """
-    if norm.by_kernels and isinstance(linear, FramedLinear) and linear.enabled and tp.size == 1:
+    if by_kernels(norm) and isinstance(linear, FramedLinear) and linear.enabled and tp.size == 1:
         y, states = _apply(
             _NormedFramed, x, residual, *norm, linear.matrix, linear.layout, linear.thin, *linear.factors
         )

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.nn import functional
 
 from lora_suite.train.fast.collectives import TensorParallel
-from lora_suite.train.fast.entry import Norm, NormOps, entered, left, normed
+from lora_suite.train.fast.entry import Norm, NormOps, by_kernels, entered, left, normed
 from lora_suite.train.fast.linears import (
     Beside,
     FramedLinear,
@@ -62,7 +62,7 @@ def gated_mlp(
         if isinstance(gate_up, StackedLinear) and isinstance(down, StackedLinear):
             return cast(torch.Tensor, down(gated_activation(gate_up(x), ops)))
         if isinstance(gate_up, FramedLinear) and isinstance(down, FramedLinear) and gate_up.enabled:
-            pair = _Pair.of(gate_up, down, ops)
+            pair = _pair(gate_up, down, ops)
             factors = (*gate_up.factors, *down.factors)
             apply = cast("Callable[..., torch.Tensor]", _FramedMlp.apply)
             return apply(x, gate_up.matrix, down.matrix, pair, gate_up.beside, *factors)
@@ -84,7 +84,7 @@ def normed_mlp(
     """
     if (
         ops is not None
-        and norm.by_kernels
+        and by_kernels(norm)
         and tp.size == 1
         and isinstance(gate_up, FramedLinear)
         and isinstance(down, FramedLinear)
@@ -92,7 +92,7 @@ def normed_mlp(
         and gate_up.bias is None
         and down.bias is None
     ):
-        pair = _Pair.of(gate_up, down, ops)
+        pair = _pair(gate_up, down, ops)
         factors = (*gate_up.factors, *down.factors)
         apply = cast("Callable[..., tuple[torch.Tensor, torch.Tensor]]", _NormedMlp.apply)
         return apply(x, residual, *norm, gate_up.matrix, down.matrix, pair, *factors)
@@ -123,8 +123,7 @@ class _Gated(torch.autograd.Function):
         return ctx.ops.gated_backward(gate_up, gradients[0], gate_up.new_empty(gate_up.shape[1], 0)), None
 
 
-@dataclass(frozen=True)
-class _Pair:
+class _Pair(NamedTuple):
     """What both framed linears of an MLP and the activation between them have besides tensors.
 
     counts: how many tensors the gradients of each one's factors are.
@@ -135,55 +134,56 @@ class _Pair:
     thin: tuple[Thin | None, Thin | None]
     ops: GatedOps
 
-    @classmethod
-    def of(cls, gate_up: FramedLinear, down: FramedLinear, ops: GatedOps) -> _Pair:
-        """Of an MLP's linears."""
-        counts = (len(gate_up.factors), len(down.factors))
-        return cls((gate_up.layout, down.layout), counts, (gate_up.thin, down.thin), ops)
 
-    def forward(
-        self, narrow: torch.Tensor, first: torch.Tensor, second: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """gu, [act, t₂] and y of narrow = [x, t₁]."""
-        one, two = self.layouts
-        gate_up = narrow @ first[: one.out].t()
-        wide = self.ops.gated(gate_up, second[two.out :, : two.inputs])
-        return gate_up, wide, wide @ second[: two.out].t()
+def _pair(gate_up: FramedLinear, down: FramedLinear, ops: GatedOps) -> _Pair:
+    counts = (len(gate_up.factors), len(down.factors))
+    return _Pair((gate_up.layout, down.layout), counts, (gate_up.thin, down.thin), ops)
 
-    def backward(
-        self,
-        dy: torch.Tensor,
-        narrow: torch.Tensor,
-        gate_up: torch.Tensor,
-        wide: torch.Tensor,
-        first: torch.Tensor,
-        second: torch.Tensor,
-        needed: bool,
-    ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-        """dx, where it is needed, and the gradients of the factors of both linears."""
-        one, two = self.layouts
-        gate, down = self.thin
-        if gate is not None and down is not None:
-            made, ours, others = gate.ops.mlp_backward(
-                dy,
-                narrow,
-                gate_up,
-                wide,
-                [first, second],
-                [gate.rows, down.rows],
-                [gate.bases, down.bases],
-                [one.rank, two.rank],
-                [one.scale, two.scale],
-                [gate.size, down.size],
-            )
-            return made, [*from_flat(ours, one, self.counts[0]), *from_flat(others, two, self.counts[1])]
-        u = dy @ second[: two.out, two.inputs :]
-        of_down = factor_gradients(two, dy, u, wide)
-        d_act = torch.cat([dy, u], 1) @ second[:, : two.inputs]
-        d = self.ops.gated_backward(gate_up, d_act, first[: one.out, one.inputs :])
-        of_gate_up = factor_gradients(one, d[:, : one.out], d[:, one.out :], narrow)
-        dx = d @ first[:, : one.inputs] if needed else None
-        return dx, [*handed(of_gate_up, self.counts[0]), *handed(of_down, self.counts[1])]
+
+def _forward(
+    pair: _Pair, narrow: torch.Tensor, first: torch.Tensor, second: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """gu, [act, t₂] and y of narrow = [x, t₁]."""
+    one, two = pair.layouts
+    gate_up = narrow @ first[: one.out].t()
+    wide = pair.ops.gated(gate_up, second[two.out :, : two.inputs])
+    return gate_up, wide, wide @ second[: two.out].t()
+
+
+def _backward(
+    pair: _Pair,
+    dy: torch.Tensor,
+    narrow: torch.Tensor,
+    gate_up: torch.Tensor,
+    wide: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    needed: bool,
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """dx, where it is needed, and the gradients of the factors of both linears."""
+    one, two = pair.layouts
+    gate, down = pair.thin
+    if gate is not None and down is not None:
+        made, ours, others = gate.ops.mlp_backward(
+            dy,
+            narrow,
+            gate_up,
+            wide,
+            [first, second],
+            [gate.rows, down.rows],
+            [gate.bases, down.bases],
+            [one.rank, two.rank],
+            [one.scale, two.scale],
+            [gate.size, down.size],
+        )
+        return made, [*from_flat(ours, one, pair.counts[0]), *from_flat(others, two, pair.counts[1])]
+    u = dy @ second[: two.out, two.inputs :]
+    of_down = factor_gradients(two, dy, u, wide)
+    d_act = torch.cat([dy, u], 1) @ second[:, : two.inputs]
+    d = pair.ops.gated_backward(gate_up, d_act, first[: one.out, one.inputs :])
+    of_gate_up = factor_gradients(one, d[:, : one.out], d[:, one.out :], narrow)
+    dx = d @ first[:, : one.inputs] if needed else None
+    return dx, [*handed(of_gate_up, pair.counts[0]), *handed(of_down, pair.counts[1])]
 
 
 class _FramedMlp(torch.autograd.Function):
@@ -201,14 +201,16 @@ class _FramedMlp(torch.autograd.Function):
     ) -> torch.Tensor:
         one = pair.layouts[0]
         narrow = beside(x, first[one.out :, : one.inputs])
-        gate_up, wide, y = pair.forward(narrow, first, second)
+        gate_up, wide, y = _forward(pair, narrow, first, second)
         ctx.save_for_backward(narrow, gate_up, wide, first, second)
         ctx.pair = pair
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        dx, factors = ctx.pair.backward(gradients[0], *ctx.saved_tensors, ctx.needs_input_grad[0])
+        narrow, gate_up, wide, first, second = ctx.saved_tensors
+        needed = ctx.needs_input_grad[0]
+        dx, factors = _backward(ctx.pair, gradients[0], narrow, gate_up, wide, first, second, needed)
         return dx, None, None, None, None, *factors
 
 
@@ -230,14 +232,15 @@ class _NormedMlp(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         one = pair.layouts[0]
         narrow, kept, states = entered(x, residual, weight, eps, norm, first[one.out :, : one.inputs])
-        gate_up, wide, y = pair.forward(narrow, first, second)
+        gate_up, wide, y = _forward(pair, narrow, first, second)
         ctx.save_for_backward(*kept, narrow, gate_up, wide, first, second)
         ctx.norm, ctx.pair = norm, pair
         return y, states
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        states, inverses, weight, *rest = ctx.saved_tensors
-        dn, factors = ctx.pair.backward(gradients[0], *rest, True)
-        dx, d_weight = left(dn, gradients[1], (states, inverses, weight), ctx.norm, ctx.needs_input_grad[2])
+        states, inverses, weight, narrow, gate_up, wide, first, second = ctx.saved_tensors
+        made, factors = _backward(ctx.pair, gradients[0], narrow, gate_up, wide, first, second, True)
+        d_normal, kept = cast(torch.Tensor, made), (states, inverses, weight)
+        dx, d_weight = left(d_normal, gradients[1], kept, ctx.norm, ctx.needs_input_grad[2])
         return dx, dx, d_weight, None, None, None, None, None, *factors
