@@ -88,12 +88,3 @@ class Blueprint:
             if linear.layer is not None and (lowest is None or linear.layer < lowest)
         )
         return 4.0 * self.active_params - 2.0 * below + 6.0 * adapters + attention
-
-    def floor_seconds(self, tokens: float, tflops: float) -> float:
-        """Seconds that no implementation can beat by arithmetic alone.
-
-        tokens: slots of a step for each GPU (slots of the global batch over all GPUs). tflops: what the GPU
-        can do in the recipe's precision, in 10¹² operations a second.
-        """
-        training: Training = "full" if self.rank is None else "lora"
-        return tokens * self.flops_per_token(training) / (tflops * 1e12)

@@ -27,7 +27,8 @@ WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 """Bytes of an element."""
 
 _GATHERED_LAYERS = 2  # the one at work, and the next, which is prefetched
-_CHUNK = 512  # tokens of which the fast path holds logits, `lora_suite.train.fast.head_loss.CHUNK`
+# Tokens of which the fast path holds logits, `lora_suite.train.fast.head_loss`.
+_CHUNK, _TRAINED_CHUNK = 512, 2048
 _FLOAT32_LOGITS = 2**26  # logits in float32 at a time, `lora_suite.train.token_loss.ELEMENTS_AT_ONCE`
 # Megatron's fused linears, by the kinds of their parts.
 _WHOLE = {
@@ -330,7 +331,8 @@ def _pass(recipe: Recipe, blueprint: Blueprint, layout: RankLayout, fast: bool) 
     kept *= min(layout.pipeline, micro_batches(recipe)) / layout.pipeline
     vocabulary = model.vocab / (layout.tensor if splits_ends(recipe, fast) else 1)
     if fast:
-        logits = min(tokens, _CHUNK) * vocabulary * (width + max(4, width)) + width * tokens * model.hidden
+        held = min(tokens, _TRAINED_CHUNK if blueprint.rank is None else _CHUNK)
+        logits = held * vocabulary * (width + max(4, width)) + width * tokens * model.hidden
     else:
         in_float32 = min(tokens * vocabulary, _FLOAT32_LOGITS)
         logits = 2 * tokens * vocabulary * width + 2 * in_float32 * max(4, width)

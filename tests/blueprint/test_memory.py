@@ -94,7 +94,9 @@ def test_the_fast_path_keeps_weights_and_what_they_lack_of_masters() -> None:
     assert (found.weights, found.optimizer, found.fresh) == (2 * params, 10 * params, 2 * params)
     token = 2 * (2 * 2048 + 2048 + (2 * 2048 + 2 * 512) + 2048 + 3 * 8192) + 4 * 32
     assert found.activations == 16 * 2048 * token
-    assert found.logits == 512 * 128_256 * 6 + 2 * 2048 * 2048
+    assert found.logits == 2048 * 128_256 * 6 + 2 * 2048 * 2048
+    lora = estimate(BILLION, *LORA, *rows(1, 2048), fast=True)
+    assert lora.logits == 512 * 128_256 * 6 + 2 * 2048 * 2048
 
 
 def test_adapters_by_hand() -> None:

@@ -18,6 +18,10 @@ from lora_suite.train.fast.collectives import TensorParallel
 CHUNK = 512
 """Tokens whose logits are held at a time: 125 MiB of bfloat16 for a vocabulary of 128,256."""
 
+TRAINED_CHUNK = 2048
+"""The same where the head trains: each chunk is added to its gradient, which is rounded, read and written
+whole each time. In bfloat16 one product is 0.17 % off, a sum over 128 chunks 1.4 %, over 16 0.48 %."""
+
 ChunkLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -83,8 +87,9 @@ class _HeadLoss(torch.autograd.Function):
         total = torch.zeros((), dtype=weight.dtype, device=states.device)
         d_states = torch.empty_like(states)
         d_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
-        for start in range(0, len(states), CHUNK):
-            part = slice(start, start + CHUNK)
+        size = CHUNK if d_head is None else TRAINED_CHUNK
+        for start in range(0, len(states), size):
+            part = slice(start, start + size)
             loss, gradient = of_chunk(states[part] @ head.t(), labels[part], weight)
             total += loss
             torch.mm(gradient, head, out=d_states[part])

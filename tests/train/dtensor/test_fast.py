@@ -362,18 +362,20 @@ def test_a_bias_that_every_rank_would_add_is_named(tmp_path):
     assert refusal(Setting((LORA, PADDED), path)) is None
 
 
-def test_head_loss_is_the_cross_entropy_of_every_supervised_token(monkeypatch):
+@pytest.mark.parametrize("trained", [False, True])
+def test_head_loss_is_the_cross_entropy_of_every_supervised_token(monkeypatch, trained):
     from lora_suite.train.fast import head_loss as module
 
     monkeypatch.setattr(module, "CHUNK", 3)
+    monkeypatch.setattr(module, "TRAINED_CHUNK", 4)
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(10, 4, generator=generator, dtype=torch.float64, requires_grad=True)
-    head = torch.randn(7, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    head = torch.randn(7, 4, generator=generator, dtype=torch.float64, requires_grad=trained)
     labels = torch.tensor([1, 2, IGNORED, 0, 6, IGNORED, IGNORED, IGNORED, 5, 3])
     weight = torch.tensor(0.25, dtype=torch.float64)
     loss = module.head_loss(states, head, labels, weight)
     loss.backward()
-    mine = states.grad.clone(), head.grad.clone()
+    mine = states.grad, head.grad
     states.grad = head.grad = None
     expected = torch.nn.functional.cross_entropy(
         states @ head.t(), labels, ignore_index=IGNORED, reduction="sum"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import pytest
@@ -286,6 +287,13 @@ def test_what_it_cannot_do_is_named(overrides, reason):
     assert refusal(hybrid(*PER_EXPERT, precision="bfloat16"), memory=2**40) is None
     asked = hybrid(LORA, PADDED, *overrides, precision="bfloat16")
     assert reason in str(refusal(asked, memory=2**40))
+
+
+def test_experts_whose_rows_are_not_aligned_are_named(tmp_path):
+    path = tmp_path / "narrow.json"
+    path.write_text(json.dumps(json.loads(TINY_HYBRID.read_text()) | {"moe_intermediate_size": 36}))
+    asked = Setting((LORA, PADDED, *PER_EXPERT), path, precision="bfloat16")
+    assert "moe_intermediate_size is no multiple of 8" in str(refusal(asked, memory=2**40))
 
 
 def packed_and_apart(setting):

@@ -48,6 +48,8 @@ def hybrid_refusals(recipe: Recipe, hybrid: HybridShape) -> dict[str, bool]:
         "triton, which the kernels of Mamba layers need, is not installed (pip install triton)": (
             find_spec("triton") is None
         ),
+        # Rows of the grouped products must begin at multiples of 16 bytes.
+        "moe_intermediate_size is no multiple of 8": hybrid.expert_intermediate % 8 > 0,
         "ssm_state_size or mamba_head_dim is no power of two from 16 on": any(
             size < 16 or size & (size - 1) for size in sizes
         ),
