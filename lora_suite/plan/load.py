@@ -135,8 +135,8 @@ def _load(
 def load_case(suite: Path, entry: CaseEntry, overrides: Sequence[str], today: date) -> Case:
     """Find the recipe and driver of a case beside its suite, and resolve both with the overrides.
 
-    A case that is another's recipe under a name of its own has a name that fits what the suite makes of it, and
-    is tracked under that name.
+    A case that is another's recipe under a name of its own has a name that fits what the suite makes of it,
+    and is tracked under that name.
     """
     stem = entry.recipe or entry.case
     if entry.recipe is not None:
