@@ -110,11 +110,6 @@ def _unavailable(recipe: Recipe) -> Iterator[Problem]:
         lora = dtensor.lora_cfg
         table += [
             (
-                lora.use_triton,
-                "policy.dtensor_cfg.lora_cfg.use_triton",
-                "there is no Triton path; torch's own kernels run (set false)",
-            ),
-            (
                 lora.implementation == "peft" and dtensor.tensor_parallel_size > 1,
                 "policy.dtensor_cfg.lora_cfg.implementation",
                 "PEFT's layers know no tensor parallelism (set native, or tensor_parallel_size to 1)",

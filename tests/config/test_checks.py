@@ -119,7 +119,6 @@ def test_contradictions_are_refused(overrides, message):
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
-        ([f"{DTENSOR_LORA}.use_triton=true"], f"{DTENSOR_LORA}.use_triton"),
         (
             ["policy.dtensor_cfg.tensor_parallel_size=2", f"{DTENSOR_LORA}.implementation=peft"],
             f"{DTENSOR_LORA}.implementation",
@@ -173,7 +172,11 @@ def test_the_refusal_names_the_line_of_the_yaml(tmp_path):
         ["cluster.gpus_per_node=4", f"{SHARDING}=hsdp", "policy.dtensor_cfg.dp_replicate_size=2"],
         ["+policy.dtensor_cfg.automodel_kwargs.force_hf=true"],
         [*MEGATRON, f"{DTENSOR_LORA}.enabled=true", f"{MEGATRON_LORA}.enabled=true"],
-        [*MEGATRON, f"{DTENSOR_LORA}.use_triton=true"],  # the block is not read
+        [
+            *MEGATRON,
+            f"{DTENSOR_LORA}.dropout=0.1",
+            f"{DTENSOR_LORA}.implementation=peft",
+        ],  # the block is not read
         [
             *MEGATRON,
             "policy.megatron_cfg.tensor_model_parallel_size=2",
@@ -208,5 +211,5 @@ def test_what_agrees_is_accepted(overrides):
 
 
 def test_several_problems_come_together():
-    text = refusal(TINY_LORA, [f"{DTENSOR_LORA}.use_triton=true", "policy.dynamic_batching.enabled=true"])
+    text = refusal(TINY_LORA, ["data.num_workers=1", "policy.dynamic_batching.enabled=true"])
     assert len(text.splitlines()) == 2

@@ -11,6 +11,7 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from io import StringIO
+from unittest import mock
 
 import pytest
 import torch
@@ -360,6 +361,37 @@ def test_a_bias_that_every_rank_would_add_is_named(tmp_path):
     split = "policy.dtensor_cfg.tensor_parallel_size=2"
     assert "o_proj or down_proj has a bias" in str(refusal(Setting((LORA, PADDED, split), path, world=2)))
     assert refusal(Setting((LORA, PADDED), path)) is None
+
+
+def kernels_of(setting):
+    """Whether each stack's thin products are kernels', and what is said of it, where there would be a GPU."""
+    path, said = RECIPES / "sft.yaml", StringIO()
+    # The backend itself starts its kernels at once.
+    with (
+        redirect_stdout(said),
+        mock.patch("lora_suite.train.backends.dtensor.fast.build.FastBackend") as built,
+    ):
+        fast.build(setting.recipe, path, preflight(setting.recipe, path), CPU, gpu=True)
+    model = built.call_args.args[0]
+    return [linear.thin is not None for linear in model.linears()], said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "taken", "said"),
+    [
+        ((f"{BLOCK}.dim=8",), [True] * 8, ""),
+        # Queries, keys and values of rank 16 need a frame of 48 columns, gate and up one of 32.
+        ((f"{BLOCK}.dim=16",), [False, True, True, True] * 2, "use_triton: 2 of 8 stacks"),
+        ((f"{BLOCK}.dim=8", f"{BLOCK}.use_triton=false"), [False] * 8, ""),
+    ],
+)
+def test_thin_kernels_are_taken_where_they_win_and_can_be_left(tmp_path, overrides, taken, said):
+    pytest.importorskip("triton")
+    setting = Setting((LORA, PADDED, *overrides), precision="bfloat16")
+    found, text = run_ranks(1, tmp_path / "ranks", kernels_of, setting)[0]
+    assert found == taken
+    assert text.startswith(said)
+    assert bool(text) == bool(said)
 
 
 @pytest.mark.parametrize("trained", [False, True])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from lora_suite.blueprint.facts import Blueprint
 from lora_suite.blueprint.sharding import named_sharding, plan_memory
@@ -27,7 +28,7 @@ from lora_suite.train.data.slicing import round_up
 from lora_suite.train.fast.apart import ExpertsApart
 from lora_suite.train.fast.collectives import TensorParallel
 from lora_suite.train.fast.experts import StackedExperts
-from lora_suite.train.fast.linears import FramedLinear, StackedLinear, beside_op, thin_ops
+from lora_suite.train.fast.linears import THIN, FramedLinear, StackedLinear, beside_op, thin_ops
 from lora_suite.train.fast.masters import MasterWeights, Weights, WholeWeights
 from lora_suite.train.fast.rotary import Rotation
 from lora_suite.train.fast.zero import ShardedWeights
@@ -121,7 +122,8 @@ def build(
             linear = FramedLinear(inputs, widths, bias, adapters[name], dtype, device)
             linear.join(bank.span(list(linear.by_position.values())))
             if gpu:
-                linear.use(thin_ops())
+                if lora.use_triton:
+                    linear.use(thin_ops())
                 if shape.hybrid is None:
                     linear.beside = beside_op()
             return linear
@@ -166,10 +168,22 @@ def build(
     model.load(source)
     if bank is not None:
         bank.build_optimizer(policy.optimizer)
+        if gpu and lora.use_triton and topology.rank == 0:
+            _say_where_kernels_are_not(model)
         return FastBackend(model, topology, bank, gpu=gpu)
     assert weights is not None, "without adapters every weight is trained"
     masters = MasterWeights(weights, topology, policy.optimizer, compiled=gpu)
     return FastBackend(model, topology, masters, gpu=gpu)
+
+
+def _say_where_kernels_are_not(model: nn.Module) -> None:
+    framed = [linear for linear in model.modules() if isinstance(linear, FramedLinear)]
+    without = sum(linear.thin is None for linear in framed)
+    if without:
+        print(
+            f"use_triton: {without} of {len(framed)} stacks have frames of over {THIN} columns, or float64: "
+            "their products are the library's"
+        )
 
 
 def _build_peft(
