@@ -126,6 +126,25 @@ def packed_attention(
     return torch.cat([_attend(q, k, v, scale, None) for q, k, v in parts])
 
 
+def attend_in_rows(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, blocks: Blocks | None
+) -> torch.Tensor:
+    """Causal attention of each row, or of the segments of a packed one, scaled by the root of the channels.
+
+    query [rows, length, heads, channels]; key and value with kv heads, which divide heads. blocks: of the
+    only row, where it is packed. Returns [rows, length, heads, channels]; without rows where it is packed.
+    """
+    if blocks is not None:
+        return packed_attention(query[0], key[0], value[0], blocks, None)
+    return functional.scaled_dot_product_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        is_causal=True,
+        enable_gqa=query.shape[2] != key.shape[2],
+    ).transpose(1, 2)
+
+
 def _attend(
     query: torch.Tensor,
     key: torch.Tensor,

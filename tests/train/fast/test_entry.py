@@ -7,9 +7,6 @@ Right is what transformers' formulas give in float64, or in the dtype at hand, b
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import compress
 
@@ -22,6 +19,7 @@ from lora_suite.train.fast.collectives import ALONE
 from lora_suite.train.fast.entry import Norm, norm_ops, normed, rms_norm
 from lora_suite.train.fast.linears import StackedLinear, beside_op, thin_ops
 from lora_suite.train.fast.rotary import rotary_ops, rotated
+from tests.train.fast.interpreter import check_in_interpreter
 from tests.train.fast.test_thin import framed
 
 SHAPE = {"hidden": 24, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate": 20}
@@ -193,13 +191,4 @@ def layers_in_interpreter():
 @pytest.mark.slow
 @pytest.mark.parametrize("check", [kernels_in_interpreter, layers_in_interpreter])
 def test_in_the_interpreter(check):
-    pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-c", f"from tests.train.fast.test_entry import {check.__name__} as check; check()"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.stdout.strip() == "equal", done.stderr[-3000:]
+    check_in_interpreter(f"from tests.train.fast.test_entry import {check.__name__} as check; check()")

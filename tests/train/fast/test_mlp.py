@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -16,6 +13,7 @@ from lora_suite.train.fast.linears import FramedLinear, StackedLinear, refresh
 from lora_suite.train.fast.mlp import GatedOps, gated_mlp, kernel_ops
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.spec import LoraSpec
+from tests.train.fast.interpreter import check_in_interpreter
 
 HIDDEN, WIDTH, TOKENS = 6, 10, 7
 CPU = torch.device("cpu")
@@ -111,7 +109,6 @@ def test_stacked_mlp_and_its_gradients():
 @pytest.mark.slow
 def test_kernels_by_the_interpreter():
     """On a CPU, Triton's interpreter runs the kernels; its switch must be set before Triton is imported."""
-    pytest.importorskip("triton")
     script = """
         import torch
         from lora_suite.train.fast import kernels
@@ -127,15 +124,7 @@ def test_kernels_by_the_interpreter():
             torch.testing.assert_close(*backward, rtol=1e-4, atol=1e-4)
         print("equal")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout.strip() == "equal", done.stderr[-2000:]
+    check_in_interpreter(textwrap.dedent(script), seconds=120)
 
 
 def test_kernels_that_compute_in_float32_leave_float64_alone():

@@ -6,10 +6,6 @@ The interpreter's switch must be set before Triton is imported, so the checks ru
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -19,6 +15,7 @@ from lora_suite.train.fast.linears import THIN, FramedLinear, ThinOps, refresh, 
 from lora_suite.train.fast.mlp import GatedOps, gated_mlp
 from lora_suite.train.lora.adapter import Adapter
 from lora_suite.train.lora.spec import LoraSpec
+from tests.train.fast.interpreter import check_in_interpreter
 
 CPU = torch.device("cpu")
 
@@ -134,16 +131,7 @@ def in_interpreter():
 
 @pytest.mark.slow
 def test_kernels_by_the_interpreter():
-    pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-c", "from tests.train.fast.test_thin import in_interpreter as check; check()"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.stdout.strip() == "equal", done.stderr[-3000:]
+    check_in_interpreter("from tests.train.fast.test_thin import in_interpreter as check; check()")
 
 
 def test_float64_keeps_to_matrix_products():

@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from lora_suite.train.batch import IGNORED
+from tests.train.fast.interpreter import check_in_interpreter
 
 
 def check_adam(name, dtype):
@@ -97,13 +94,4 @@ def in_interpreter():
 
 @pytest.mark.slow
 def test_kernels_by_the_interpreter():
-    pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-c", "from tests.train.fast.test_update_kernels import in_interpreter as c; c()"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.stdout.strip() == "equal", done.stderr[-3000:]
+    check_in_interpreter("from tests.train.fast.test_update_kernels import in_interpreter as c; c()")

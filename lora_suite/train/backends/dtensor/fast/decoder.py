@@ -25,7 +25,7 @@ from lora_suite.train.fast.entry import Norm, NormOps, norm_ops, normed, normed_
 from lora_suite.train.fast.linears import FramedLinear, StackedLinear
 from lora_suite.train.fast.mlp import GatedOps, kernel_ops, normed_mlp
 from lora_suite.train.fast.rotary import RotaryOps, Rotation, rotary_ops, rotate, rotated
-from lora_suite.train.models.attention import Blocks, packed_attention
+from lora_suite.train.models.attention import Blocks, attend_in_rows
 from lora_suite.train.models.causal_lm import WeightSource
 from lora_suite.train.models.initialise import Weight
 
@@ -168,16 +168,7 @@ class DecoderLayer(nn.Module):
             key = rotate(rms_norm(key, self.tp.enter(self.k_norm), sizes.eps), rotation)
         else:
             query, key, value = rotated(states, rotation, heads, self.ops.rotary)
-        if blocks is not None:
-            context = packed_attention(query[0], key[0], value[0], blocks, None)
-        else:
-            context = functional.scaled_dot_product_attention(
-                query.transpose(1, 2),
-                key.transpose(1, 2),
-                value.transpose(1, 2),
-                is_causal=True,
-                enable_gqa=sizes.heads != sizes.kv_heads,
-            ).transpose(1, 2)
+        context = attend_in_rows(query, key, value, blocks)
         mixed: torch.Tensor = self.tp.leave(self.o(context.reshape(states.shape[0] * states.shape[1], -1)))
         return mixed
 

@@ -19,7 +19,7 @@ from lora_suite.train.backends.dtensor.fast.decoder import MakeLinear
 from lora_suite.train.fast.collectives import ExpertParallel
 from lora_suite.train.fast.experts import Experts, route, routed_mlp
 from lora_suite.train.fast.linears import FramedLinear, StackedLinear
-from lora_suite.train.models.attention import Blocks, packed_attention
+from lora_suite.train.models.attention import Blocks, attend_in_rows
 from lora_suite.train.models.causal_lm import WeightSource
 from lora_suite.train.models.initialise import Weight
 from lora_suite.train.models.mamba import MambaSizes, MambaWeights, Recurrence, mix
@@ -168,16 +168,7 @@ class AttentionLayer(HybridLayer):
         """What the mixer makes of x [rows, length, hidden]."""
         states = self.qkv(x.flatten(0, 1)).view(*x.shape[:2], -1, self.head_dim)
         query, key, value = torch.split(states, [self.heads, self.kv_heads, self.kv_heads], 2)
-        if blocks is not None:
-            context = packed_attention(query[0], key[0], value[0], blocks, None)
-        else:
-            context = functional.scaled_dot_product_attention(
-                query.transpose(1, 2),
-                key.transpose(1, 2),
-                value.transpose(1, 2),
-                is_causal=True,
-                enable_gqa=self.heads != self.kv_heads,
-            ).transpose(1, 2)
+        context = attend_in_rows(query, key, value, blocks)
         out: torch.Tensor = self.o(context.reshape(x.shape[0] * x.shape[1], -1))
         return out.view(x.shape)
 
