@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from lora_suite.blueprint.shape import ModelShape
+from lora_suite.train.backends.dtensor.fast.layered import LayeredModel
 from lora_suite.train.backends.dtensor.parallel import placement_of
 from lora_suite.train.fast.collectives import ALONE, TensorParallel
 from lora_suite.train.fast.entry import Norm, NormOps, norm_ops, normed, normed_linear, rms_norm
@@ -173,7 +174,7 @@ class DecoderLayer(nn.Module):
         return mixed
 
 
-class Decoder(nn.Module):
+class Decoder(LayeredModel):
     """Embedding, layers, last norm and head; `forward` gives the states that the head multiplies.
 
     make: of each stack of linears. trained: whether the other tensors (embedding, norms, head) train.
@@ -212,14 +213,6 @@ class Decoder(nn.Module):
         self.ops = ops
         self.head = self.embedding if shape.tied_head else tensor(shape.vocab, shape.hidden)
         self.rotation = rotation
-
-    def forward(self, input_ids: torch.Tensor, blocks: Blocks | None = None) -> torch.Tensor:
-        """input_ids [rows, length] to normalised states [rows, length, hidden]; [1, slots] with `blocks`."""
-        return self._through(input_ids, blocks, self.layers)
-
-    def states(self, input_ids: torch.Tensor, blocks: Blocks | None = None) -> torch.Tensor:
-        """The same by the layers' code as it is written, where they are compiled."""
-        return self._through(input_ids, blocks, [layer.forward for layer in self.layers])
 
     def _through(
         self,

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from lora_suite.blueprint.shape import ModelShape
 from lora_suite.train.backends.dtensor.fast.decoder import MakeLinear
+from lora_suite.train.backends.dtensor.fast.layered import LayeredModel
 from lora_suite.train.fast.collectives import ExpertParallel
 from lora_suite.train.fast.experts import Experts, route, routed_mlp
 from lora_suite.train.fast.linears import FramedLinear, StackedLinear
@@ -231,7 +232,7 @@ LAYERS: dict[str, type[HybridLayer]] = {
 }
 
 
-class HybridDecoder(nn.Module):
+class HybridDecoder(LayeredModel):
     """Embedding, layers, last norm and head; `forward` gives the states that the head multiplies."""
 
     def __init__(self, parts: Parts) -> None:
@@ -245,14 +246,6 @@ class HybridDecoder(nn.Module):
         )
         self.norm = parts.tensor(shape.hidden)
         self.head = self.embedding if shape.tied_head else parts.tensor(shape.vocab, shape.hidden)
-
-    def forward(self, input_ids: torch.Tensor, blocks: Blocks | None = None) -> torch.Tensor:
-        """input_ids [rows, length] to normalised states [rows, length, hidden]; [1, slots] with `blocks`."""
-        return self._through(input_ids, blocks, self.layers)
-
-    def states(self, input_ids: torch.Tensor, blocks: Blocks | None = None) -> torch.Tensor:
-        """The same by the layers' code as it is written, where they are compiled."""
-        return self._through(input_ids, blocks, [layer.forward for layer in self.layers])
 
     def _through(
         self,

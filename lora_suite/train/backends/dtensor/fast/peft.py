@@ -16,6 +16,7 @@ from torch import nn
 
 from lora_suite.train.backends.dtensor.adapters import plain_name
 from lora_suite.train.backends.dtensor.fast.decoder import rotation_of
+from lora_suite.train.backends.dtensor.fast.layered import LayeredModel
 from lora_suite.train.fast.rotary import Rotation
 from lora_suite.train.models.attention import Blocks
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class TransformersDecoder(nn.Module):
+class TransformersDecoder(LayeredModel):
     """`Decoder` of transformers' modules: embedding, layers, last norm and head.
 
     model: frozen but for its adapters, and real. rotation: for the longest row that will come.
@@ -35,14 +36,6 @@ class TransformersDecoder(nn.Module):
         self.layers = cast(nn.ModuleList, model.get_submodule("model.layers"))
         self.head = model.get_parameter("lm_head.weight")
         self.rotation = rotation
-
-    def forward(self, input_ids: torch.Tensor, blocks: Blocks | None = None) -> torch.Tensor:
-        """As `Decoder`'s."""
-        return self._through(input_ids, blocks, self.layers)
-
-    def states(self, input_ids: torch.Tensor, blocks: Blocks | None = None) -> torch.Tensor:
-        """The same by the layers' code as it is written, where they are compiled."""
-        return self._through(input_ids, blocks, [layer.forward for layer in self.layers])
 
     def _through(
         self,
