@@ -18,7 +18,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-PROJECT = Path(__file__).resolve().parents[2]
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 OUTPUT = Path("out")
 ROWS, MICRO_BATCH, LENGTH = 16, 4, 64
 BEGIN, END, PADDING, IGNORED = 256, 257, 258, -100
@@ -27,12 +27,11 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 def rows() -> Iterator[tuple[list[int], list[int]]]:
     """Token ids and labels of every row: one token a byte, the prompt not supervised."""
-    for line in (PROJECT / "recipes" / "data" / "quickstart.jsonl").read_text(encoding="utf-8").splitlines():
+    for line in (RECIPES / "data" / "quickstart.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         prompt = [BEGIN, *row["input"].encode()]
         response = [*row["output"].encode(), END]
-        labels = [IGNORED] * len(prompt) + response
-        yield (prompt + response)[:LENGTH], labels[:LENGTH]
+        yield prompt + response, [IGNORED] * len(prompt) + response
 
 
 def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -42,16 +41,19 @@ def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         tokens = torch.full((ROWS, LENGTH), PADDING)
         labels = torch.full((ROWS, LENGTH), IGNORED)
         for index, (ids, targets) in zip(range(ROWS), source, strict=False):
-            tokens[index, : len(ids)] = torch.tensor(ids)
-            labels[index, : len(targets)] = torch.tensor(targets)
+            tokens[index, : len(ids)] = torch.tensor(ids[:LENGTH])
+            labels[index, : len(targets)] = torch.tensor(targets[:LENGTH])
         yield tokens, labels
 
 
-def build() -> torch.nn.Module:
-    """The tiny Llama with random weights, and PEFT's adapters on all of its linears but the head."""
+def build(architecture: Path, dtype: torch.dtype, attention: str = "sdpa") -> torch.nn.Module:
+    """A model with random weights, and PEFT's adapters on all of its linears but the head.
+
+    architecture: JSON as in config.json. attention: as transformers calls it.
+    """
     torch.manual_seed(42)
-    config = AutoConfig.for_model(**json.loads((PROJECT / "recipes/models/tiny-llama.json").read_text()))
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    config = AutoConfig.for_model(**json.loads(architecture.read_text(encoding="utf-8")))
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     return get_peft_model(
         model, LoraConfig(r=8, lora_alpha=32, target_modules=TARGETS, task_type="CAUSAL_LM")
     )
@@ -69,7 +71,7 @@ def loss_of(model: torch.nn.Module, tokens: torch.Tensor, labels: torch.Tensor, 
 
 def train(steps: int, slow: float) -> dict[str, dict[str, float]]:
     """Train, and return the metrics."""
-    model = build()
+    model = build(RECIPES / "models" / "tiny-llama.json", torch.float32)
     trainable = [each for each in model.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=5e-3, weight_decay=0.01, eps=1e-8, betas=(0.9, 0.98))
     names = ("train/loss", "train/grad_norm", "train/lr", "train/global_valid_toks")
@@ -94,15 +96,19 @@ def train(steps: int, slow: float) -> dict[str, dict[str, float]]:
     return metrics
 
 
+def leave(metrics: dict[str, dict[str, float]]) -> None:
+    """Write the metrics where the suite looks for them."""
+    OUTPUT.mkdir(exist_ok=True)
+    (OUTPUT / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--slow", type=float, default=1.0, help="every step takes this many times as long")
     arguments = parser.parse_args()
-    metrics = train(arguments.steps, arguments.slow)
-    OUTPUT.mkdir(exist_ok=True)
-    (OUTPUT / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
+    leave(train(arguments.steps, arguments.slow))
 
 
 if __name__ == "__main__":
