@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +18,10 @@ from lora_suite.blueprint import preflight
 from lora_suite.campaign.request import Request
 from lora_suite.campaign.run import run_suite
 from lora_suite.judge.verdict import PairVerdict, SuiteVerdict
+from lora_suite.launch.external import run_external
 from lora_suite.launch.record import Ended
 from lora_suite.plan import load_plan
-from lora_suite.plan.model import Case, PlannedRun
+from lora_suite.plan.model import Case, ExternalCase, PlannedRun
 from lora_suite.train.backends.dtensor.fast.build import refusal as dtensor_refusal
 from lora_suite.train.backends.megatron.fast.build import refusal as megatron_refusal
 from lora_suite.train.data.load import load_data
@@ -29,13 +33,19 @@ H200 = "NVIDIA H200"
 GOOD = {
     "sft-llama3.2-1b-1n1g-fsdp2": 40.0,
     "sft-llama3.2-1b-1n1g-fsdp2-lora": 25.0,
-    "sft-llama3.2-1b-1n1g-fsdp2-lora-peft": 36.0,
+    "sft-llama3.2-1b-1n1g-fsdp2-lora-peft": 28.0,
+    "public-peft-1b-1x2048": 35.0,
     "sft-llama3.2-1b-1n1g-fsdp2-4x2048": 135.0,
     "sft-llama3.2-1b-1n1g-fsdp2-lora-4x2048": 93.0,
-    "sft-llama3.2-1b-1n1g-fsdp2-lora-peft-4x2048": 112.0,
+    "sft-llama3.2-1b-1n1g-fsdp2-lora-peft-4x2048": 104.0,
+    "public-peft-1b-4x2048": 112.0,
     "sft-llama3.2-1b-1n1g-megatron": 43.0,
     "sft-llama3.2-1b-1n1g-megatron-lora": 29.0,
-    "sft-llama3.1-8b-1n1g-fsdp2-lora": 249.0,
+    "sft-llama3.1-8b-1n1g-fsdp2": 390.0,
+    "sft-llama3.1-8b-1n1g-fsdp2-lora": 248.0,
+    "sft-llama3.1-8b-1n1g-fsdp2-lora-r128": 258.0,
+    "sft-llama3.1-8b-1n1g-fsdp2-lora-peft": 262.0,
+    "public-peft-8b-1x4096": 275.0,
     "sft-llama3.1-8b-1n2g-fsdp2": 370.0,
     "sft-llama3.1-8b-1n2g-fsdp2-lora": 252.0,
 }
@@ -44,6 +54,12 @@ GOOD = {
 SUITES = sorted(path.stem for path in (ROOT / "suites").glob("speed_*.yaml"))
 # What torch says that an H200 has.
 MEMORY = 150_110_011_392
+# A program that leaves what it is given.
+LEAVE = """
+import pathlib, sys
+pathlib.Path("out").mkdir()
+pathlib.Path("out/metrics.json").write_text(sys.argv[1])
+"""
 
 
 @dataclass(frozen=True)
@@ -58,19 +74,29 @@ class Step:
 class Trainings(FakeLauncher):
     """Runs of the shipped cases on one machine. times: milliseconds of a case's step.
 
-    device: its name. fast: whether the fast path is taken.
+    device: its name. fast: whether the fast path is taken. loss: of the public trainer, at every step.
     """
 
-    def __init__(self, times: Mapping[str, float], *, device: str = H200, fast: bool = True) -> None:
+    def __init__(
+        self, times: Mapping[str, float], *, device: str = H200, fast: bool = True, loss: float = 5.0
+    ) -> None:
         super().__init__({})
-        self._times, self._device, self._fast = {**GOOD, **times}, device, fast
+        self._times, self._device, self._fast, self._loss = {**GOOD, **times}, device, fast, loss
 
     def run(
-        self, case: Case, planned: PlannedRun, run_dir: Path, *, keep: bool, poll: Callable[..., None]
+        self,
+        case: Case | ExternalCase,
+        planned: PlannedRun,
+        run_dir: Path,
+        *,
+        keep: bool,
+        poll: Callable[..., None],
     ) -> Ended:
         """Run it; repeats scatter by half a percent."""
         self.ran.append((planned.case, planned.repeat))
         scatter = 1.0 + 0.005 * (planned.repeat % 2)
+        if isinstance(case, ExternalCase):
+            return self._external(case, planned, run_dir, self._times[case.stem] / 1000 * scatter)
         work = self.work(case)
 
         def damage(metrics: dict[str, Any], record: dict[str, Any]) -> None:
@@ -97,6 +123,21 @@ class Trainings(FakeLauncher):
 
         write_run(run_dir, case, planned.repeat, steps=case.steps, damage=damage)
         return DONE
+
+    def _external(self, case: ExternalCase, planned: PlannedRun, run_dir: Path, seconds: float) -> Ended:
+        """Another trainer's run, as the launcher brings it into the shape of ours."""
+        steps = [str(step) for step in range(1, case.steps + 1)]
+        metrics = {
+            "train/loss": dict.fromkeys(steps, self._loss),
+            "timing/train/total_step_time": dict.fromkeys(steps, seconds),
+        }
+        cwd = run_dir.parent / "public"
+        cwd.mkdir(parents=True, exist_ok=True)
+        fake = dataclasses.replace(
+            case, command=(sys.executable, "-SIc", LEAVE, json.dumps(metrics)), cwd=cwd, overrides=()
+        )
+        run_id = f"{case.stem}-{planned.repeat}"
+        return run_external(fake, run_dir, run_id, lambda *told: None)
 
     def work(self, case: Case) -> Sequence[Step]:
         """What each step of a run does."""
@@ -149,7 +190,7 @@ def estimates(pair: PairVerdict) -> list[float | None]:
     ]
 
 
-def test_three_arms_are_one_pair_of_which_each_runs_once_a_repeat(run) -> None:
+def test_all_arms_run_interleaved_once_a_repeat_and_serve_two_pairs(run) -> None:
     code, verdict, trainings = run("speed_llama_1b_1n1g", "dtensor-1x2048")
     assert code == 0, verdict
     measured = [case for case, repeat in trainings.ran if repeat > 0]
@@ -157,21 +198,57 @@ def test_three_arms_are_one_pair_of_which_each_runs_once_a_repeat(run) -> None:
         "sft-llama3.2-1b-1n1g-fsdp2": 2,
         "sft-llama3.2-1b-1n1g-fsdp2-lora": 2,
         "sft-llama3.2-1b-1n1g-fsdp2-lora-peft": 2,
+        "public-peft-1b-1x2048": 2,
     }
     assert measured == measured[::-1]
-    (pair,) = verdict.pairs
-    assert estimates(pair) == [25 / 40, 36 / 25]
+    public, own = verdict.pairs
+    assert estimates(public) == [35 / 25]
+    assert estimates(own) == [25 / 40, 28 / 25]
+    # What the public trainer sees must not cost the other arms their matched steps.
+    assert any("different batches" in note for note in public.notes)
+    assert not any("not matched" in note or "weak evidence" in note for note in own.notes)
+
+
+def test_without_the_public_trainer_the_pair_makes_its_runs_itself(run) -> None:
+    code, verdict, trainings = run("speed_llama_1b_1n1g", "dtensor-1x2048 and not public")
+    assert code == 0, verdict
+    assert not any(case.startswith("public") for case, _ in trainings.ran)
+    (own,) = verdict.pairs
+    assert estimates(own) == [25 / 40, 28 / 25]
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1.02, 0), (0.98, 1)])
+@pytest.mark.parametrize(
+    ("name", "select", "public", "limit"),
+    [
+        ("speed_llama_1b_1n1g", "dtensor-1x2048", "public-peft-1b-1x2048", 25 * 1.30),
+        ("speed_llama_1b_1n1g", "dtensor-4x2048", "public-peft-1b-4x2048", 93 * 1.15),
+        ("speed_llama_8b_1n1g", "dtensor", "public-peft-8b-1x4096", 248 * 1.08),
+    ],
+)
+def test_public_tools_must_be_slower_by_so_much(run, name, select, public, limit, factor, code) -> None:
+    found, verdict, _ = run(name, select, {public: factor * limit})
+    assert found == code, verdict
+    assert [pair.state for pair in verdict.pairs] == ["PASS" if code == 0 else "FAIL", "PASS"]
+
+
+def test_a_public_trainer_that_learns_nothing_is_no_measure(run) -> None:
+    """A captured step that does not do its work is fast."""
+    code, verdict, _ = run("speed_llama_1b_1n1g", "dtensor-1x2048", loss=12.2)
+    assert code == 1
+    failed = {each.case for each in verdict.runs if each.state == "FAIL"}
+    assert failed == {"public-peft-1b-1x2048"}
 
 
 @pytest.mark.parametrize(
     ("times", "states"),
     [
         ({"sft-llama3.2-1b-1n1g-fsdp2-lora": 26.0, "sft-llama3.2-1b-1n1g-fsdp2": 36.0}, ["FAIL", "PASS"]),
-        ({"sft-llama3.2-1b-1n1g-fsdp2-lora-peft": 31.0}, ["PASS", "FAIL"]),
+        ({"sft-llama3.2-1b-1n1g-fsdp2-lora-peft": 26.0}, ["PASS", "FAIL"]),
     ],
 )
 def test_a_ratio_beyond_its_limit_fails_the_suite(run, times: dict[str, float], states: list[str]) -> None:
-    code, verdict, _ = run("speed_llama_1b_1n1g", "dtensor-1x2048", times)
+    code, verdict, _ = run("speed_llama_1b_1n1g", "dtensor-1x2048 and not public", times)
     assert code == 1
     (pair,) = verdict.pairs
     assert [check.state for check in pair.checks[:2]] == states
@@ -184,7 +261,7 @@ def test_step_time_and_memory_have_limits_on_an_h200(run) -> None:
         "sft-llama3.2-1b-1n1g-fsdp2": 50.0,
         "sft-llama3.2-1b-1n1g-fsdp2-lora-peft": 50.0,
     }
-    code, verdict, _ = run("speed_llama_1b_1n1g", "dtensor-1x2048", slow)
+    code, verdict, _ = run("speed_llama_1b_1n1g", "dtensor-1x2048 and not public", slow)
     assert code == 1
     failed = {
         (each.case, check.name) for each in verdict.runs for check in each.checks if check.state == "FAIL"
@@ -223,8 +300,8 @@ def test_two_gpus_are_compared_with_one_and_with_each_other(run, two: float, cod
         "sft-llama3.1-8b-1n2g-fsdp2": 2,
     }
     scaling, parallel = verdict.pairs
-    # Slots a GPU: one row of 4096 in `two` against one in 249 ms.
-    assert estimates(scaling) == [round(249 / two, 3)]
+    # Slots a GPU: one row of 4096 in `two` against one in 248 ms.
+    assert estimates(scaling) == [round(248 / two, 3)]
     assert estimates(parallel) == [round(two / 370, 3)]
     assert not any("not matched" in note for note in parallel.notes)
 
@@ -255,6 +332,8 @@ def test_padding_makes_a_token_of_long_rows_take_longer(run) -> None:
 def test_no_case_asks_for_what_its_fast_path_refuses_on_an_h200(suite: str) -> None:
     refused = {}
     for stem, case in load_plan(ROOT / "suites" / f"{suite}.yaml").cases.items():
+        if isinstance(case, ExternalCase):
+            continue
         assert isinstance(case, Case)
         assert case.recipe.policy.require_fast_path
         blueprint = preflight(case.recipe, case.recipe_path)
