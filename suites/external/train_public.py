@@ -30,7 +30,7 @@ BEFORE_GRAPH, WARMUP = 3, 10
 LEARNING_RATE, LARGEST_NORM = 1e-4, 1.0
 # Under an attention of this name transformers makes no mask. Of its own "sdpa" it makes one of all pairs of
 # tokens while it is compiled, since it looks for packed rows in the positions and then cannot see that there
-# are none; and with a mask torch has no flash kernel.
+# are none; and with a mask torch has no flash kernel (https://github.com/huggingface/transformers/issues/48925).
 UNMASKED = "unmasked_sdpa"
 AttentionInterface.register(UNMASKED, sdpa_attention_forward)
 
