@@ -9,12 +9,16 @@ channels of queries and of keys; I: those of the MLP; w: bytes of an element, W:
                           before the weight, where that trains)
     linears of one input  the input, h·w, where a weight or an adapter of theirs trains
     attention             queries, keys, values, output, (2 q + 2 k)·w, and logsumexp, 4 bytes a head; the
-                          output is o's input; with adapters the fast path keeps a copy beside t, q·w
+                          output is o's input
     gated MLP             gate, silu(gate), up, and their product     gate and up, and the product: 3 I·w
                           (down's input), 4 I·w
     other linears         input and output of each: experts as often as a token meets them
     Mamba                 besides its linears what the convolution gives, and the gated norm's input in
                           float32; what the scan keeps is left out
+
+Selective checkpointing keeps on the fast path neither the inputs of q, k, v and of gate and up, except where
+a norm has no gradient, nor the MLP's product. Of transformers' modules it keeps a layer's input, and what
+linears and attention give.
 
 The fast path of a hybrid model keeps of experts one input, h·w, and the hidden states of those that a token
 meets, both for the tokens of all ranks that split the experts; of the shared one its hidden states before and
@@ -28,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lora_suite.blueprint.layout import COLUMN, ROW
 from lora_suite.blueprint.linears import Linear, conv_channels
 from lora_suite.blueprint.shape import HybridShape, ModelShape
 
@@ -40,7 +45,8 @@ class Keeping:
 
     width: bytes of an element. lean: the fast path, compiled. full: every weight trains. needs_input: whether
     a linear's input is kept for a gradient of its own. tensor: ranks that split heads and MLP channels;
-    sequence: whether they also split what lies between. expert: ranks that split routed experts.
+    sequence: whether they also split what lies between. expert: ranks that split routed experts. selective:
+    whether what is cheap is computed anew.
     """
 
     width: int
@@ -50,6 +56,7 @@ class Keeping:
     tensor: int = 1
     sequence: bool = False
     expert: int = 1
+    selective: bool = False
 
     @property
     def wide(self) -> int:
@@ -63,19 +70,35 @@ def kept_by_layer(shape: ModelShape, linears: Sequence[Linear], keeping: Keeping
     for linear in linears:
         if linear.layer is not None:
             by_layer[linear.layer].append(linear)
-    return [_of_layer(shape, members, keeping) for members in by_layer]
+    if keeping.selective and not keeping.lean:
+        return [_products(shape, members, keeping) for members in by_layer]
+    # With adapters nothing before the first norm trains, so that it has no gradient.
+    return [_of_layer(shape, members, keeping, index == 0) for index, members in enumerate(by_layer)]
 
 
-def _of_layer(shape: ModelShape, linears: Sequence[Linear], keeping: Keeping) -> float:
+def _products(shape: ModelShape, linears: Sequence[Linear], keeping: Keeping) -> float:
+    """The input of a layer, and what its linears and attention give."""
+    whole = shape.hidden * (1 + sum(each.kind in ROW for each in linears))
+    split = sum(each.out_features for each in linears if each.kind in COLUMN)
+    split += shape.heads * shape.head_dim
+    attention = 4.0 * shape.heads / keeping.tensor
+    return float((whole + split / keeping.tensor) * keeping.width + attention)
+
+
+def _of_layer(shape: ModelShape, linears: Sequence[Linear], keeping: Keeping, first: bool) -> float:
     kinds = {linear.kind: linear for linear in linears}
     whole = _norms(shape, keeping)
     split = 0.0
     if "q" in kinds:
-        whole += _shared_input(linears, ("q", "k", "v"), shape.hidden, keeping)
-        split += _attention(shape, keeping, keeping.needs_input(kinds["o"]))
+        if not keeping.selective or (first and not keeping.full):
+            whole += _shared_input(linears, ("q", "k", "v"), shape.hidden, keeping)
+        split += _attention(shape, keeping)
     if "gate" in kinds:
-        whole += _shared_input(linears, ("gate", "up"), shape.hidden, keeping)
-        split += _gated(shape.intermediate, keeping, keeping.needs_input(kinds["down"]))
+        if not keeping.selective:
+            whole += _shared_input(linears, ("gate", "up"), shape.hidden, keeping)
+        # One operation with both linears makes the product anew.
+        anew = keeping.selective and any(keeping.needs_input(kinds[kind]) for kind in ("gate", "up"))
+        split += _gated(shape.intermediate, keeping, keeping.needs_input(kinds["down"]) and not anew)
     elif "up" in kinds:
         split += sum(_both_ends(kinds[kind], keeping) for kind in ("up", "down") if kind in kinds)
     if keeping.lean and shape.hybrid is not None:
@@ -120,11 +143,9 @@ def _shared_input(linears: Sequence[Linear], kinds: tuple[str, ...], size: int, 
     return float(size * keeping.width) if kept else 0.0
 
 
-def _attention(shape: ModelShape, keeping: Keeping, copies_output: bool) -> float:
+def _attention(shape: ModelShape, keeping: Keeping) -> float:
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     kept = (2 * queries + 2 * keys) * keeping.width + 4.0 * shape.heads
-    if keeping.lean and copies_output and not keeping.full:
-        kept += queries * keeping.width
     if shape.qk_norm and not keeping.lean:
         kept += (queries + keys) * keeping.wide
     return kept

@@ -312,6 +312,7 @@ def _pass(recipe: Recipe, blueprint: Blueprint, layout: RankLayout, fast: bool) 
     width, tokens = WIDTHS[policy.precision], micro_batch_tokens(recipe)
     megatron = policy.backend == "megatron"
     sequence = megatron and policy.megatron_cfg.sequence_parallel
+    block = policy.megatron_cfg if megatron else policy.dtensor_cfg
     keeping = Keeping(
         width=width,
         lean=fast,
@@ -320,11 +321,11 @@ def _pass(recipe: Recipe, blueprint: Blueprint, layout: RankLayout, fast: bool) 
         tensor=layout.tensor,
         sequence=sequence,
         expert=layout.expert,
+        selective=block.activation_checkpointing == "selective",
     )
     layers = kept_by_layer(model, blueprint.linears, keeping)
-    block = policy.megatron_cfg if megatron else policy.dtensor_cfg
     kept = sum(layers)
-    if block.activation_checkpointing:
+    if block.activation_checkpointing is True:
         inputs = width * model.hidden / (layout.tensor if sequence else 1)
         kept = len(layers) * inputs + max(layers)
     # Stages of a pipeline hold the activations of as many micro batches as there are stages.

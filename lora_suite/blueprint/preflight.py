@@ -151,11 +151,11 @@ def _limits(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
     if shape.moe is not None:
         yield from _experts(recipe, shape)
     if policy.backend == "dtensor":
-        yield from _expert_parallelism(recipe, shape)
+        yield from _experts_and_mixers(recipe, shape)
 
 
-def _expert_parallelism(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
-    """Experts are split evenly, where there are any; hybrid layers have no tensor parallelism."""
+def _experts_and_mixers(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
+    """Experts are split evenly, where there are any; hybrid layers are not split, nor recomputed in part."""
     dtensor = recipe.policy.dtensor_cfg
     size, experts = dtensor.expert_parallel_size, shape.hybrid.experts if shape.hybrid else 0
     if size > 1 and experts % size:
@@ -165,6 +165,9 @@ def _expert_parallelism(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
         )
     if size > 1 and not experts:
         yield f"policy.dtensor_cfg.expert_parallel_size is {size}, but the model has no experts; set 1"
+    if shape.hybrid and dtensor.activation_checkpointing == "selective":
+        key = "policy.dtensor_cfg.activation_checkpointing"
+        yield f"{key} is selective, which Mamba mixers and routed experts are not made for; set true or false"
     if shape.hybrid and dtensor.tensor_parallel_size > 1:
         key = "policy.dtensor_cfg.tensor_parallel_size"
         yield f"{key} is {dtensor.tensor_parallel_size}, but Mamba mixers and experts are not split; set 1"

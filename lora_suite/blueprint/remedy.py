@@ -35,7 +35,7 @@ def remedy(recipe: Recipe, blueprint: Blueprint, plan: MemoryPlan, fast: bool) -
     """The first change that makes the training fit, or the one that saves most; None if none saves a tenth.
 
     plan, fast: of the training that ran out of memory. What costs least speed is tried first: smaller micro
-    batches, more shards, recomputation, more tensor parallel ranks, shorter rows.
+    batches, more shards, recomputation in part and then of all, more tensor parallel ranks, shorter rows.
     """
     if plan.estimate is None:
         return None
@@ -72,7 +72,9 @@ def _candidates(
         whole = _with(recipe, f"{backend}.dp_replicate_size", None)[0]
         yield *_with(whole, f"{backend}.sharding", "fsdp"), False
     block = policy.dtensor_cfg if dtensor else policy.megatron_cfg
-    if not block.activation_checkpointing:
+    if dtensor and not block.activation_checkpointing and not _routed(blueprint):
+        yield *_with(recipe, f"{backend}.activation_checkpointing", "selective"), _selects(recipe)
+    if block.activation_checkpointing is not True:
         yield *_with(recipe, f"{backend}.activation_checkpointing", True), False
     tensor = 2 * plan.layout.tensor
     if _splits(recipe, blueprint, tensor) and recipe.data_parallel_size % 2 == 0:
@@ -81,6 +83,17 @@ def _candidates(
     length = policy.max_total_sequence_length // 2
     if length and length % policy.make_sequence_length_divisible_by == 0:
         yield *_with(recipe, "policy.max_total_sequence_length", length), True
+
+
+def _routed(blueprint: Blueprint) -> bool:
+    return blueprint.model is None or blueprint.model.hybrid is not None
+
+
+def _selects(recipe: Recipe) -> bool:
+    """Whether the fast path recomputes in part: not in PEFT's layers, nor in float64."""
+    lora = recipe.policy.dtensor_cfg.lora_cfg
+    theirs = lora.enabled and lora.implementation == "peft"
+    return not theirs and recipe.policy.precision != "float64"
 
 
 def _splits(recipe: Recipe, blueprint: Blueprint, tensor: int) -> bool:

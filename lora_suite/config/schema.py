@@ -10,11 +10,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+def _by_one_name(value: object) -> object:
+    """One value for each meaning; 1 would pass for true."""
+    return value if isinstance(value, bool) else {"none": False, "full": True}.get(str(value), str(value))
+
+
+Recomputation = Annotated[Literal[False, "selective", True], BeforeValidator(_by_one_name)]
+"""Which activations are computed anew in the backward pass: none, those that cost little, or all."""
 
 
 class Block(BaseModel):
@@ -135,7 +144,7 @@ class DTensor(Block):
     env_vars: dict[str, str]
     cpu_offload: bool
     sequence_parallel: bool
-    activation_checkpointing: bool
+    activation_checkpointing: Recomputation
     fast_path: Literal["auto", "off"]
     sharding: Literal["auto", "replicate", "hsdp", "fsdp"]
     dp_replicate_size: Positive | None

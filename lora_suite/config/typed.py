@@ -79,7 +79,7 @@ def _problem(kind: str, key: str, entry: Any, deleted: Mapping[str, str]) -> str
             return f"{key} is required, but override {deleted[key]!r} deleted it"
         return f"{key} is required and not set (does the recipe inherit from sft.yaml?)"
     if kind == "literal_error":
-        options = str(entry["ctx"]["expected"])
+        options = str(entry["ctx"]["expected"]).replace("False", "false").replace("True", "true")
         near_option = nearest(str(value), options.replace("'", "").replace(" or ", ", ").split(", "))
         hint = f"; the nearest is {near_option[0]}" if near_option else ""
         return f"{key} is {json.dumps(value)}, but must be {options}{hint}"

@@ -67,7 +67,7 @@ def test_full_sft_on_one_gpu() -> None:
 def test_lora_reads_weights_twice_and_updates_adapters_alone() -> None:
     found = floor(BILLION, 2048, *LORA, *sized(1, 2048))
     norms = (2 * 16 + 1) * 2048
-    kept = 2 * (2 * 2048 + 2048 + 5120 + 2048 + 2048 + 3 * 8192) + 4 * 32
+    kept = 2 * (2 * 2048 + 2048 + 5120 + 2048 + 3 * 8192) + 4 * 32
     assert found.memory == pytest.approx((2 * 2 * (PARAMS_1B - norms) + 2 * 2048 * 16 * kept) / 1e9)
     assert found.update == pytest.approx(26 * 5_636_096 / 1e9)
 
@@ -91,7 +91,7 @@ def test_nothing_is_read_on_the_way_back_below_the_lowest_adapter() -> None:
     all_layers = floor(BILLION, 2048, *LORA, *sized(1, 2048))
     some = floor(BILLION, 2048, *LORA, *sized(1, 2048), top)
     layer = 2048 * (2048 + 2 * 512 + 2048 + 3 * 8192)
-    less_kept = 2 * (2048 + 2048 + 2048 + 8192)  # inputs of qkv, of gate and up, o's copy, down's input
+    less_kept = 2 * (2048 + 2048 + 8192)  # inputs of qkv, of gate and up, down's input
     assert all_layers.memory - some.memory == pytest.approx(
         15 * (2 * layer + 2 * 2048 * less_kept) / 1e9, rel=1e-6
     )

@@ -191,6 +191,10 @@ TINY_HYBRID = RECIPES / "sft-tiny-nemotron-h-1n2c-fsdp2-lora.yaml"
             "tensor_parallel_size is 2, but Mamba mixers and experts are not split; set 1",
         ),
         ("lora_cfg.implementation=peft", "PEFT puts no adapter beside out_proj of a Mamba mixer"),
+        (
+            "activation_checkpointing=selective",
+            "is selective, which Mamba mixers and routed experts are not made for; set true or false",
+        ),
     ],
 )
 def test_what_a_hybrid_model_does_not_have_is_refused(override, message):

@@ -56,12 +56,33 @@ def test_shards_where_rows_alone_do_not_help() -> None:
     assert numbered.key == "policy.dtensor_cfg.sharding"
 
 
-@pytest.mark.parametrize("backend", ["dtensor", "megatron"])
-def test_recomputation_where_activations_are_most(backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "gib", "value"),
+    [("dtensor", 40, "selective"), ("dtensor", 26, "true"), ("megatron", 40, "true")],
+)
+def test_recomputation_where_activations_are_most(backend: str, gib: int, value: str) -> None:
+    """First of what is cheap, where that is a choice and makes it fit."""
     lora = [each.replace("dtensor", backend) for each in LORA]
-    found = advice(*(MEGATRON if backend == "megatron" else ()), *lora, *on(1, 1), gib=40)
+    found = advice(*(MEGATRON if backend == "megatron" else ()), *lora, *on(1, 1), gib=gib)
     assert found is not None
-    assert (found.key, found.value) == (f"policy.{backend}_cfg.activation_checkpointing", "true")
+    assert (found.key, found.value) == (f"policy.{backend}_cfg.activation_checkpointing", value)
+
+
+def test_the_fast_path_recomputes_in_part_and_stays_fast() -> None:
+    # 15.7 GiB of weights and adapters, activations of 17 GiB, of 11.5 made anew in part.
+    found = advice(*LORA, *on(1, 1), gib=34, fast=True)
+    assert found is not None
+    assert (found.key, found.value) == ("policy.dtensor_cfg.activation_checkpointing", "selective")
+    assert 26 < found.total / 2**30 < 29
+
+
+def test_experts_are_not_recomputed_in_part() -> None:
+    path = RECIPES / "sft-nanov3-30ba3b-1n1g-fsdp2-lora.yaml"
+    recipe = load_recipe(path, [*QUIET, *on(1, 1, length=8192)]).recipe
+    blueprint = preflight(recipe, path)
+    found = remedy(recipe, blueprint, plan_memory(recipe, blueprint, 90 * 2**30, False), False)
+    assert found is not None
+    assert (found.key, found.value) == ("policy.dtensor_cfg.activation_checkpointing", "true")
 
 
 def test_the_most_that_can_be_saved_where_nothing_fits() -> None:

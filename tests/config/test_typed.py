@@ -32,6 +32,11 @@ LORA = "policy.dtensor_cfg.lora_cfg"
         (f"{LORA}.enabled='true'", 'must be true or false, not "true"; write true, without quotes'),
         (f"{LORA}.enabled=no", 'must be true or false, not "no"; write false, without quotes'),
         (f"{LORA}.enabled=1", "must be true or false, not 1"),
+        (
+            "policy.dtensor_cfg.activation_checkpointing=selectiv",
+            "is \"selectiv\", but must be false, 'selective' or true; the nearest is selective",
+        ),
+        ("policy.dtensor_cfg.activation_checkpointing=1", "but must be false, 'selective' or true"),
         (f"{LORA}.dropout=1.0", "dropout is 1.0: input should be less than 1"),
         (f"{LORA}.target_modules=q_proj", 'must be a list, not "q_proj"'),
         (f"{LORA}.target_modules=[1]", 'must be a text, not 1; write "1" in quotes'),
@@ -57,6 +62,15 @@ def test_errors_say_what_to_write(override, message):
     text = refusal(SFT, [override])
     assert message in text
     assert f"override {override!r}: " in text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("none", False), ("false", False), ("selective", "selective"), ("full", True), ("true", True)],
+)
+def test_names_of_recomputation(text, value):
+    found = load(f"policy.dtensor_cfg.activation_checkpointing={text}").recipe.policy.dtensor_cfg
+    assert found.activation_checkpointing is value or found.activation_checkpointing == value == "selective"
 
 
 def test_none_in_a_free_form_block_is_a_text():

@@ -50,6 +50,10 @@ class TensorParallel(Ranks):
         """The sum over ranks of x, a linear's that is split by input; its gradient is that of each part."""
         return x if self.size == 1 else _apply(_Leave, x, self.group)
 
+    def summed(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks of x, outside autograd."""
+        return x if self.size == 1 else _summed(x, self.group)
+
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """Every rank's x, outside autograd: [size, *x.shape]."""
         return _gathered(x, self.size, self.group).view(self.size, *x.shape)

@@ -50,8 +50,9 @@ def _add_norm(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _norm_backward(  # type: ignore[no-untyped-def]
-    d_normal, d_states, states, inverses, weight, d_x, parts, tokens, width, per_program,
-    d_normal_stride, d_states_stride, states_stride, weighted: tl.constexpr, block: tl.constexpr,
+    d_normal, d_states, states, inverses, weight, d_x, parts, again, tokens, width, per_program,
+    d_normal_stride, d_states_stride, states_stride,
+    weighted: tl.constexpr, recompute: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     column = tl.arange(0, block)
@@ -68,8 +69,11 @@ def _norm_backward(  # type: ignore[no-untyped-def]
         mean = tl.sum(normal * scaled, 0) / width
         result = (scaled - normal * mean) * inverse + after
         tl.store(d_x + row * width + column, result.to(d_x.dtype.element_ty), mask=inside)
+        rounded = normal.to(d_x.dtype.element_ty).to(tl.float32)
+        if recompute:
+            tl.store(again + row * width + column, (rounded * factor).to(again.dtype.element_ty), mask=inside)
         if weighted:
-            d_weight += d * normal.to(d_x.dtype.element_ty).to(tl.float32)
+            d_weight += d * rounded
     if weighted:
         tl.store(parts + program.to(tl.int64) * width + column, d_weight, mask=inside)
 
@@ -144,24 +148,27 @@ def norm_backward(
     inverses: torch.Tensor,
     weight: torch.Tensor,
     weighted: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    recompute: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradient by h [tokens, hidden], in two parts' sum, and by weight [hidden] ([0] unless weighted).
 
-    d_normal: by n; d_states: by h of whatever else reads it; states = h; inverses: of `add_norm`.
+    Third n itself, anew, of which there are no rows unless `recompute`. d_normal: by n; d_states: by h of
+    whatever else reads it; states = h; inverses: of `add_norm`.
     """
     d_normal, d_states, states = _rows(d_normal), _rows(d_states), _rows(states)
     tokens, width = states.shape
     per_program = triton.cdiv(tokens, _PROGRAMS) if weighted else 1
     programs = triton.cdiv(tokens, per_program)
     d_x = states.new_empty(tokens, width)
+    again = states.new_empty(tokens if recompute else 0, width)
     parts = states.new_empty(programs if weighted else 0, width, dtype=torch.float32)
     block = triton.next_power_of_2(width)
     _norm_backward[(programs,)](
-        d_normal, d_states, states, inverses, weight, d_x, parts, tokens, width, per_program,
+        d_normal, d_states, states, inverses, weight, d_x, parts, again, tokens, width, per_program,
         d_normal.stride(0), d_states.stride(0), states.stride(0),
-        weighted=weighted, block=block, num_warps=_warps(block),
+        weighted=weighted, recompute=recompute, block=block, num_warps=_warps(block),
     )  # fmt: skip
-    return d_x, parts.sum(0).to(weight.dtype) if weighted else weight.new_empty(0)
+    return d_x, parts.sum(0).to(weight.dtype) if weighted else weight.new_empty(0), again
 
 
 @norm_backward.register_fake
@@ -172,5 +179,8 @@ def _(
     inverses: torch.Tensor,
     weight: torch.Tensor,
     weighted: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return states.new_empty(states.shape), weight.new_empty(len(weight) if weighted else 0)
+    recompute: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    tokens, width = states.shape
+    d_weight = weight.new_empty(len(weight) if weighted else 0)
+    return states.new_empty(tokens, width), d_weight, states.new_empty(tokens if recompute else 0, width)

@@ -28,7 +28,10 @@ def _gated(gate_up, out, width, in_stride, out_stride, block: tl.constexpr):  # 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _gated_backward(gate_up, d_act, out, width, in_stride, d_stride, out_stride, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gated_backward(  # type: ignore[no-untyped-def]
+    gate_up, d_act, out, act, width, in_stride, d_stride, out_stride, act_stride,
+    recompute: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < width
@@ -40,6 +43,10 @@ def _gated_backward(gate_up, d_act, out, width, in_stride, d_stride, out_stride,
     d_up = d * gate * sigmoid
     tl.store(out + row * out_stride + column, d_gate.to(out.dtype.element_ty), mask=inside)
     tl.store(out + row * out_stride + width + column, d_up.to(out.dtype.element_ty), mask=inside)
+    if recompute:
+        # As the forward pass has it, bit for bit.
+        again = gate / (1.0 + tl.exp(-gate)) * up
+        tl.store(act + row * act_stride + column, again.to(act.dtype.element_ty), mask=inside)
 
 
 def _grid(tokens: int, width: int) -> tuple[int, int]:
@@ -64,37 +71,45 @@ def _(gate_up: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     return gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2 + len(a))
 
 
-def gated_gradient(gate_up: torch.Tensor, d_act: torch.Tensor, room: int) -> torch.Tensor:
-    """The gradient by gate_up [tokens, 2 · width] from that by act, beside `room` columns not yet written."""
+def gated_gradient(
+    gate_up: torch.Tensor, d_act: torch.Tensor, room: int, act: torch.Tensor | None
+) -> torch.Tensor:
+    """The gradient by gate_up [tokens, 2 · width] from that by act, beside `room` columns not yet written.
+
+    act [tokens, width]: where act is to be written anew, if anywhere; it may be d_act itself.
+    """
     tokens, twice = gate_up.shape
     out = gate_up.new_empty(tokens, twice + room)
+    again = d_act if act is None else act
     _gated_backward[_grid(tokens, twice // 2)](
-        gate_up,
-        d_act,
-        out,
-        twice // 2,
-        gate_up.stride(0),
-        d_act.stride(0),
-        out.stride(0),
-        block=_BLOCK,
-        num_warps=_WARPS,
-    )
+        gate_up, d_act, out, again, twice // 2,
+        gate_up.stride(0), d_act.stride(0), out.stride(0), again.stride(0),
+        recompute=act is not None, block=_BLOCK, num_warps=_WARPS,
+    )  # fmt: skip
     return out
 
 
 @torch.library.custom_op("lora_suite::gated_backward", mutates_args=())
-def gated_backward(gate_up: torch.Tensor, d_act: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """[d, d·b] [tokens, 2 · width + R], where d is the gradient by gate_up [tokens, 2 · width].
+def gated_backward(
+    gate_up: torch.Tensor, d_act: torch.Tensor, b: torch.Tensor, recompute: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[d, d·b] [tokens, 2 · width + R], where d is the gradient by gate_up [tokens, 2 · width]; and act anew.
 
-    d_act: the gradient by act [tokens, width]; b [2 · width, R], where R may be 0.
+    d_act: the gradient by act [tokens, width]; b [2 · width, R], where R may be 0. Of act there are no rows
+    unless `recompute`.
     """
-    twice = gate_up.shape[1]
-    out = gated_gradient(gate_up, d_act, b.shape[1])
+    tokens, twice = gate_up.shape
+    act = gate_up.new_empty(tokens if recompute else 0, twice // 2)
+    out = gated_gradient(gate_up, d_act, b.shape[1], act if recompute else None)
     if b.shape[1]:
         torch.mm(out[:, :twice], b, out=out[:, twice:])
-    return out
+    return out, act
 
 
 @gated_backward.register_fake
-def _(gate_up: torch.Tensor, d_act: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return gate_up.new_empty(len(gate_up), gate_up.shape[1] + b.shape[1])
+def _(
+    gate_up: torch.Tensor, d_act: torch.Tensor, b: torch.Tensor, recompute: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, twice = gate_up.shape
+    out = gate_up.new_empty(tokens, twice + b.shape[1])
+    return out, gate_up.new_empty(tokens if recompute else 0, twice // 2)

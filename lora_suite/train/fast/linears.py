@@ -36,10 +36,11 @@ THIN = 32
 class ThinOps:
     """Operations for frames of few columns, which read each activation once: those of `thin_kernels`.
 
-    framed_backward: `thin_framed_backward`. mlp_backward: `thin_mlp_backward`.
+    pull: `thin_pull`. push: `thin_push`. mlp_backward: `thin_mlp_backward`.
     """
 
-    framed_backward: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    pull: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    push: Callable[..., torch.Tensor]
     mlp_backward: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
@@ -47,7 +48,7 @@ def thin_ops() -> ThinOps:
     """The kernels; where Triton and a GPU are."""
     from lora_suite.train.fast import thin_kernels as kernels
 
-    return ThinOps(kernels.thin_framed_backward, kernels.thin_mlp_backward)
+    return ThinOps(kernels.thin_pull, kernels.thin_push, kernels.thin_mlp_backward)
 
 
 @dataclass(frozen=True)
@@ -253,59 +254,76 @@ class _Framed(torch.autograd.Function):
         *factors: torch.Tensor,
     ) -> torch.Tensor:
         wide = beside(x, matrix[layout.out :, : layout.inputs])
-        ctx.save_for_backward(wide, matrix)
+        # Whoever made x may keep it, too: attention does.
+        ctx.save_for_backward(x, room_alone(wide, layout), matrix)
         ctx.layout, ctx.thin, ctx.count = layout, thin, len(factors)
         return wide @ matrix[: layout.out].t()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        wide, matrix = ctx.saved_tensors
-        dx, factors = framed_backward(
-            gradients[0], wide, matrix, ctx.layout, ctx.thin, ctx.count, ctx.needs_input_grad[0]
-        )
-        return dx, None, None, None, None, *factors
+        x, t, matrix = ctx.saved_tensors
+        layout, thin = ctx.layout, ctx.thin
+        ours = pulled(gradients[0], t, matrix, layout, thin)
+        dx = ours.beside @ matrix[:, : layout.inputs] if ctx.needs_input_grad[0] else None
+        return dx, None, None, None, None, *pushed(ours, x, layout, thin, ctx.count)
 
 
-def framed_backward(
-    dy: torch.Tensor,
-    wide: torch.Tensor,
-    matrix: torch.Tensor,
-    layout: Layout,
-    thin: Thin | None,
-    count: int,
-    needed: bool,
-) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """dx, where it is needed, and the factors' gradients as `count` tensors, of y = [x, t]·[W, s·B]ᵀ.
+def room_alone(wide: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """t [tokens, R] of [x, t], so that nothing holds the rest of it."""
+    return wide[:, layout.inputs :].clone(memory_format=torch.contiguous_format)
 
-    wide = [x, t].
+
+def parted(wide: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+    """x and t of [x, t]."""
+    return wide[:, : layout.inputs], wide[:, layout.inputs :]
+
+
+class Pulled(NamedTuple):
+    """What dy alone gives of a framed linear's gradients, before x has to be there.
+
+    beside: [dy, u], of which dx = [dy, u]·[W; A]. of_b: dB of each adapter, or what `ThinOps.pull` made.
     """
+
+    beside: torch.Tensor
+    of_b: tuple[torch.Tensor, ...]
+
+
+def pulled(
+    dy: torch.Tensor, t: torch.Tensor, matrix: torch.Tensor, layout: Layout, thin: Thin | None
+) -> Pulled:
+    """The first half of the gradients of y = [x, t]·[W, s·B]ᵀ."""
     if thin is not None:
-        made, flat = thin.ops.framed_backward(
-            dy, wide, matrix, thin.rows, thin.bases, layout.rank, layout.scale, thin.size, needed
-        )
-        return made if needed else None, from_flat(flat, layout, count)
+        made, vectors = thin.ops.pull(dy, t, matrix, thin.rows, layout.rank, layout.scale, thin.size)
+        return Pulled(made, (vectors,))
     u = dy @ matrix[: layout.out, layout.inputs :]
-    dx = torch.cat([dy, u], 1) @ matrix[:, : layout.inputs] if needed else None
-    return dx, handed(factor_gradients(layout, dy, u, wide), count)
+    return Pulled(torch.cat([dy, u], 1), gradients_of_b(dy, t, layout))
 
 
-def factor_gradients(
-    layout: Layout, dy: torch.Tensor, u: torch.Tensor, wide: torch.Tensor
-) -> list[torch.Tensor]:
-    """dA = uᵀ·x and dB = s·dyᵀ·t of each adapter in turn; u = dy·(s·B), wide = [x, t]."""
-    da = u.t() @ wide[:, : layout.inputs]
-    t = wide[:, layout.inputs :] * layout.scale
+def gradients_of_b(dy: torch.Tensor, t: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, ...]:
+    """dB = s·dyᵀ·t of each adapter."""
+    t = t * layout.scale
     # An adapter whose rows are not adjacent takes them out of the product of all rows and all ranks.
     whole = (dy.t() @ t).view(layout.groups, -1, t.shape[1]) if layout.groups > 1 else None
     gradients = []
     for index, (start, stop) in enumerate(layout.rows):
         part = slice(index * layout.rank, (index + 1) * layout.rank)
         if whole is None:
-            db = dy[:, start:stop].t() @ t[:, part]
+            gradients.append(dy[:, start:stop].t() @ t[:, part])
         else:
-            db = whole[:, start:stop, part].flatten(0, 1)
-        gradients += [da[part], db]
-    return gradients
+            gradients.append(whole[:, start:stop, part].flatten(0, 1))
+    return tuple(gradients)
+
+
+def pushed(
+    ours: Pulled, x: torch.Tensor, layout: Layout, thin: Thin | None, count: int
+) -> list[torch.Tensor]:
+    """The second half, dA = uᵀ·x: the factors' gradients as `count` tensors."""
+    u = ours.beside[:, layout.out :]
+    if thin is not None:
+        return from_flat(thin.ops.push(x, u, *ours.of_b, thin.bases, layout.rank), layout, count)
+    da = torch.split(u.t() @ x, layout.rank)
+    pairs = zip(da, ours.of_b, strict=False)  # columns that pad the frame have no adapter
+    return handed([gradient for pair in pairs for gradient in pair], count)
 
 
 def handed(gradients: list[torch.Tensor], count: int) -> list[torch.Tensor]:

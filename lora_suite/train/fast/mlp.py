@@ -4,7 +4,8 @@
     forward     gu = [x, t₁]·[W₁, sB₁]ᵀ,   wide = [act, act·A₂ᵀ],   y = wide·[W₂, sB₂]ᵀ
     backward    u₂ = dy·sB₂,   d_act = [dy, u₂]·[W₂; A₂],   wide' = [d, d·sB₁],   dx = wide'·[W₁; A₁]
 
-with act = silu(gate) · up and d its gradient by gate and up. See `linears` for the frames.
+with act = silu(gate) · up and d its gradient by gate and up. See `linears` for the frames. act may be
+kept for dA₂ or, where a weight trains, for dW₂; or the kernel that reads gate and up for d writes it anew.
 """
 
 from __future__ import annotations
@@ -17,34 +18,53 @@ import torch
 from torch.nn import functional
 
 from lora_suite.train.fast.collectives import TensorParallel
-from lora_suite.train.fast.entry import Norm, NormOps, by_kernels, entered, left, normed
+from lora_suite.train.fast.entry import (
+    Norm,
+    NormOps,
+    by_kernels,
+    entered,
+    left,
+    made_anew,
+    normed,
+    normed_linear,
+)
 from lora_suite.train.fast.linears import (
     Beside,
     FramedLinear,
     Layout,
+    Pulled,
     StackedLinear,
     Thin,
-    factor_gradients,
     from_flat,
-    handed,
+    gradients_of_b,
+    parted,
+    pulled,
+    pushed,
+    room_alone,
 )
 
 
 @dataclass(frozen=True)
 class GatedOps:
-    """The two operations around the gated activation: `kernels.gated` and `kernels.gated_backward`."""
+    """The two operations around the gated activation: `kernels.gated` and `kernels.gated_backward`.
+
+    recompute: whether the activation is made anew in the backward pass instead of being kept.
+    """
 
     gated: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    gated_backward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    gated_backward: Callable[
+        [torch.Tensor, torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor]
+    ]
+    recompute: bool = False
 
 
-def kernel_ops(dtype: torch.dtype) -> GatedOps | None:
+def kernel_ops(dtype: torch.dtype, recompute: bool = False) -> GatedOps | None:
     """The kernels of a GPU; None for float64, since they compute in float32."""
     if dtype == torch.float64:
         return None
     from lora_suite.train.fast import kernels
 
-    return GatedOps(kernels.gated, kernels.gated_backward)
+    return GatedOps(kernels.gated, kernels.gated_backward, recompute)
 
 
 def gated_mlp(
@@ -58,15 +78,13 @@ def gated_mlp(
     ops: kernels to use where they apply: in training, without bias, and with adapters on both stacks or on
     neither.
     """
-    if ops is not None and torch.is_grad_enabled() and gate_up.bias is None and down.bias is None:
-        if isinstance(gate_up, StackedLinear) and isinstance(down, StackedLinear):
-            return cast(torch.Tensor, down(gated_activation(gate_up(x), ops)))
-        if isinstance(gate_up, FramedLinear) and isinstance(down, FramedLinear) and gate_up.enabled:
-            pair = _pair(gate_up, down, ops)
-            factors = (*gate_up.factors, *down.factors)
-            apply = cast("Callable[..., torch.Tensor]", _FramedMlp.apply)
-            return apply(x, gate_up.matrix, down.matrix, pair, gate_up.beside, *factors)
-    return cast(torch.Tensor, down(gated_activation(gate_up(x), None)))
+    framed = _both_framed(gate_up, down)
+    if ops is not None and torch.is_grad_enabled() and framed is not None:
+        one, two = framed
+        apply = cast("Callable[..., torch.Tensor]", _FramedMlp.apply)
+        pair = _pair(one, two, ops)
+        return apply(x, one.matrix, two.matrix, pair, one.beside, *one.factors, *two.factors)
+    return _down(gate_up(x), gate_up, down, ops)
 
 
 def normed_mlp(
@@ -82,22 +100,44 @@ def normed_mlp(
 
     Under tensor parallelism the first is this rank's part of a sum.
     """
-    if (
-        ops is not None
-        and by_kernels(norm)
-        and tp.size == 1
-        and isinstance(gate_up, FramedLinear)
-        and isinstance(down, FramedLinear)
-        and gate_up.enabled
-        and gate_up.bias is None
-        and down.bias is None
-    ):
-        pair = _pair(gate_up, down, ops)
-        factors = (*gate_up.factors, *down.factors)
+    if not by_kernels(norm):
+        normal, total = normed(x, residual, norm)
+        return gated_mlp(tp.enter(normal), gate_up, down, ops), total
+    framed = _both_framed(gate_up, down)
+    if ops is not None and framed is not None:
+        one, two = framed
         apply = cast("Callable[..., tuple[torch.Tensor, torch.Tensor]]", _NormedMlp.apply)
-        return apply(x, residual, *norm, gate_up.matrix, down.matrix, pair, *factors)
-    normal, states = normed(x, residual, norm)
-    return gated_mlp(tp.enter(normal), gate_up, down, ops), states
+        again, pair = made_anew(norm, x, residual), _pair(one, two, ops)
+        factors = (*one.factors, *two.factors)
+        return apply(x, residual, *norm, again, tp, one.matrix, two.matrix, pair, *factors)
+    states, total = normed_linear(x, residual, norm, gate_up, tp)
+    return _down(states, gate_up, down, ops), total
+
+
+def _both_framed(
+    gate_up: StackedLinear | FramedLinear, down: StackedLinear | FramedLinear
+) -> tuple[FramedLinear, FramedLinear] | None:
+    """The two, if they can be one operation with the activation between them."""
+    if not isinstance(gate_up, FramedLinear) or not isinstance(down, FramedLinear):
+        return None
+    fits = gate_up.enabled and gate_up.bias is None and down.bias is None
+    return (gate_up, down) if fits else None
+
+
+def _down(
+    states: torch.Tensor,
+    gate_up: StackedLinear | FramedLinear,
+    down: StackedLinear | FramedLinear,
+    ops: GatedOps | None,
+) -> torch.Tensor:
+    """The activation and the second linear of what the first gave, where the two are not one operation."""
+    stacked = isinstance(gate_up, StackedLinear) and isinstance(down, StackedLinear)
+    if ops is None or not stacked or gate_up.bias is not None or down.bias is not None:
+        return cast(torch.Tensor, down(gated_activation(states, None)))
+    assert isinstance(down, StackedLinear)
+    if ops.recompute and down.weight.requires_grad and torch.is_grad_enabled():
+        return cast("Callable[..., torch.Tensor]", _GatedStacked.apply)(states, down.weight, ops)
+    return cast(torch.Tensor, down(gated_activation(states, ops)))
 
 
 def gated_activation(gate_up: torch.Tensor, ops: GatedOps | None) -> torch.Tensor:
@@ -120,70 +160,96 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         (gate_up,) = ctx.saved_tensors
-        return ctx.ops.gated_backward(gate_up, gradients[0], gate_up.new_empty(gate_up.shape[1], 0)), None
+        none = gate_up.new_empty(gate_up.shape[1], 0)
+        return ctx.ops.gated_backward(gate_up, gradients[0], none, False)[0], None
+
+
+class _GatedStacked(torch.autograd.Function):
+    """(silu(gate) · up)·Wᵀ of a weight that trains; the activation is made anew in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor, weight: torch.Tensor, ops: GatedOps) -> torch.Tensor:
+        ctx.save_for_backward(gate_up, weight)
+        ctx.ops = ops
+        return ops.gated(gate_up, weight.new_empty(0, weight.shape[1])) @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (dy,) = gradients
+        gate_up, weight = ctx.saved_tensors
+        none = gate_up.new_empty(gate_up.shape[1], 0)
+        d, act = ctx.ops.gated_backward(gate_up, dy @ weight, none, True)
+        return d, dy.t() @ act, None
 
 
 class _Pair(NamedTuple):
     """What both framed linears of an MLP and the activation between them have besides tensors.
 
-    counts: how many tensors the gradients of each one's factors are.
+    counts: how many tensors the gradients of each one's factors are. thin: of both, or of neither.
     """
 
     layouts: tuple[Layout, Layout]
     counts: tuple[int, int]
-    thin: tuple[Thin | None, Thin | None]
+    thin: tuple[Thin, Thin] | None
     ops: GatedOps
+
+    @property
+    def first(self) -> Thin | None:
+        """The first linear's thin operations."""
+        return None if self.thin is None else self.thin[0]
 
 
 def _pair(gate_up: FramedLinear, down: FramedLinear, ops: GatedOps) -> _Pair:
     counts = (len(gate_up.factors), len(down.factors))
-    return _Pair((gate_up.layout, down.layout), counts, (gate_up.thin, down.thin), ops)
+    thin = None if gate_up.thin is None or down.thin is None else (gate_up.thin, down.thin)
+    return _Pair((gate_up.layout, down.layout), counts, thin, ops)
 
 
 def _forward(
     pair: _Pair, narrow: torch.Tensor, first: torch.Tensor, second: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """gu, [act, t₂] and y of narrow = [x, t₁]."""
+    """gu, what is kept of [act, t₂], and y, of narrow = [x, t₁]."""
     one, two = pair.layouts
     gate_up = narrow @ first[: one.out].t()
     wide = pair.ops.gated(gate_up, second[two.out :, : two.inputs])
-    return gate_up, wide, wide @ second[: two.out].t()
+    kept = room_alone(wide, two) if pair.ops.recompute else wide
+    return gate_up, kept, wide @ second[: two.out].t()
 
 
 def _backward(
     pair: _Pair,
     dy: torch.Tensor,
-    narrow: torch.Tensor,
+    t: torch.Tensor,
     gate_up: torch.Tensor,
-    wide: torch.Tensor,
+    kept: torch.Tensor,
     first: torch.Tensor,
     second: torch.Tensor,
-    needed: bool,
-) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """dx, where it is needed, and the gradients of the factors of both linears."""
+) -> tuple[Pulled, list[torch.Tensor]]:
+    """Of the first linear what needs no x; and the gradients of the second one's factors."""
     one, two = pair.layouts
-    gate, down = pair.thin
-    if gate is not None and down is not None:
-        made, ours, others = gate.ops.mlp_backward(
+    count = pair.counts[1]
+    act, t_down = (None, kept) if pair.ops.recompute else parted(kept, two)
+    if pair.thin is not None:
+        gate, down = pair.thin
+        made, vectors, others = gate.ops.mlp_backward(
             dy,
-            narrow,
+            t,
             gate_up,
-            wide,
+            act,
+            t_down,
             [first, second],
             [gate.rows, down.rows],
-            [gate.bases, down.bases],
+            down.bases,
             [one.rank, two.rank],
             [one.scale, two.scale],
             [gate.size, down.size],
         )
-        return made, [*from_flat(ours, one, pair.counts[0]), *from_flat(others, two, pair.counts[1])]
-    u = dy @ second[: two.out, two.inputs :]
-    of_down = factor_gradients(two, dy, u, wide)
-    d_act = torch.cat([dy, u], 1) @ second[:, : two.inputs]
-    d = pair.ops.gated_backward(gate_up, d_act, first[: one.out, one.inputs :])
-    of_gate_up = factor_gradients(one, d[:, : one.out], d[:, one.out :], narrow)
-    dx = d @ first[:, : one.inputs] if needed else None
-    return dx, [*handed(of_gate_up, pair.counts[0]), *handed(of_down, pair.counts[1])]
+        return Pulled(made, (vectors,)), from_flat(others, two, count)
+    of_down = pulled(dy, t_down, second, two, None)
+    d_act = of_down.beside @ second[:, : two.inputs]
+    d, again = pair.ops.gated_backward(gate_up, d_act, first[: one.out, one.inputs :], act is None)
+    ours = Pulled(d, gradients_of_b(d[:, : one.out], t, one))
+    return ours, pushed(of_down, again if act is None else act, two, None, count)
 
 
 class _FramedMlp(torch.autograd.Function):
@@ -201,21 +267,24 @@ class _FramedMlp(torch.autograd.Function):
     ) -> torch.Tensor:
         one = pair.layouts[0]
         narrow = beside(x, first[one.out :, : one.inputs])
-        gate_up, wide, y = _forward(pair, narrow, first, second)
-        ctx.save_for_backward(narrow, gate_up, wide, first, second)
+        gate_up, kept, y = _forward(pair, narrow, first, second)
+        ctx.save_for_backward(x, room_alone(narrow, one), gate_up, kept, first, second)
         ctx.pair = pair
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        narrow, gate_up, wide, first, second = ctx.saved_tensors
-        needed = ctx.needs_input_grad[0]
-        dx, factors = _backward(ctx.pair, gradients[0], narrow, gate_up, wide, first, second, needed)
+        x, *saved = ctx.saved_tensors
+        pair: _Pair = ctx.pair
+        one, first = pair.layouts[0], saved[3]
+        ours, others = _backward(pair, gradients[0], *saved)
+        dx = ours.beside @ first[:, : one.inputs] if ctx.needs_input_grad[0] else None
+        factors = [*pushed(ours, x, one, pair.first, pair.counts[0]), *others]
         return dx, None, None, None, None, *factors
 
 
 class _NormedMlp(torch.autograd.Function):
-    """The same of the normalised sum of x and residual, and the sum."""
+    """The same of the normalised sum of x and residual, and the sum; again: as of `made_anew`."""
 
     @staticmethod
     def forward(
@@ -225,22 +294,32 @@ class _NormedMlp(torch.autograd.Function):
         weight: torch.Tensor,
         eps: float,
         norm: NormOps,
+        again: bool,
+        tp: TensorParallel,
         first: torch.Tensor,
         second: torch.Tensor,
         pair: _Pair,
         *factors: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         one = pair.layouts[0]
-        narrow, kept, states = entered(x, residual, weight, eps, norm, first[one.out :, : one.inputs])
-        gate_up, wide, y = _forward(pair, narrow, first, second)
-        ctx.save_for_backward(*kept, narrow, gate_up, wide, first, second)
-        ctx.norm, ctx.pair = norm, pair
+        narrow, of_norm, states = entered(x, residual, weight, eps, norm, first[one.out :, : one.inputs])
+        gate_up, kept, y = _forward(pair, narrow, first, second)
+        narrow = room_alone(narrow, one) if again else narrow
+        ctx.save_for_backward(*of_norm, narrow, gate_up, kept, first, second)
+        ctx.norm, ctx.pair, ctx.again, ctx.tp = norm, pair, again, tp
         return y, states
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        states, inverses, weight, narrow, gate_up, wide, first, second = ctx.saved_tensors
-        made, factors = _backward(ctx.pair, gradients[0], narrow, gate_up, wide, first, second, True)
-        d_normal, kept = cast(torch.Tensor, made), (states, inverses, weight)
-        dx, d_weight = left(d_normal, gradients[1], kept, ctx.norm, ctx.needs_input_grad[2])
-        return dx, dx, d_weight, None, None, None, None, None, *factors
+        states, inverses, weight, narrow, gate_up, kept, first, second = ctx.saved_tensors
+        pair: _Pair = ctx.pair
+        one = pair.layouts[0]
+        normal, t = parted(narrow, one)
+        t = narrow if ctx.again else t
+        ours, others = _backward(pair, gradients[0], t, gate_up, kept, first, second)
+        d_normal, of_norm = ctx.tp.summed(ours.beside @ first[:, : one.inputs]), (states, inverses, weight)
+        weighted = ctx.needs_input_grad[2]
+        dx, d_weight, anew = left(d_normal, gradients[1], of_norm, ctx.norm, weighted, ctx.again)
+        normal = normal if anew is None else anew
+        factors = [*pushed(ours, normal, one, pair.first, pair.counts[0]), *others]
+        return dx, dx, d_weight, *7 * (None,), *factors

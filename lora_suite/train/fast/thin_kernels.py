@@ -218,97 +218,113 @@ def _added_up(vectors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return out
 
 
-@torch.library.custom_op("lora_suite::thin_framed_backward", mutates_args=())
-def thin_framed_backward(
+@torch.library.custom_op("lora_suite::thin_pull", mutates_args=())
+def thin_pull(
     dy: torch.Tensor,
-    wide: torch.Tensor,
+    t: torch.Tensor,
     matrix: torch.Tensor,
     rows: torch.Tensor,
-    bases: torch.Tensor,
     rank: int,
     scale: float,
     size: int,
-    needs_dx: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """dx [tokens, in] ([0, in] where it is not needed) and the factors' gradients [size] of a framed linear.
+    """[dy, u] [tokens, out + R] of a framed linear, and parts of its dB [CHUNKS, size] for `thin_push`.
 
-    dy [tokens, out]; wide = [x, t] of the forward pass; matrix: the frame; rows, bases, size: where gradients
-    go, see the module.
+    dy [tokens, out]; t [tokens, R] of the forward pass; matrix: the frame; rows, size: where gradients go,
+    see the module.
     """
     dy = dy.contiguous()
     out = dy.shape[1]
-    inputs = matrix.shape[1] - (matrix.shape[0] - out)
     vectors = _vectors(size, dy.device)
     beside = dy.new_empty(len(dy), len(matrix))
-    _pulled(dy, beside, matrix[:out, inputs:], wide[:, inputs:], rows, vectors, rank, scale)
-    dx = beside @ matrix[:, :inputs] if needs_dx else dy.new_empty(0, inputs)
-    _pushed(wide[:, :inputs], beside[:, out:], bases, vectors, rank)
-    return dx, _added_up(vectors, dy.dtype)
+    _pulled(dy, beside, matrix[:out, matrix.shape[1] - t.shape[1] :], t, rows, vectors, rank, scale)
+    return beside, vectors
 
 
-@thin_framed_backward.register_fake
+@thin_pull.register_fake
 def _(
     dy: torch.Tensor,
-    wide: torch.Tensor,
+    t: torch.Tensor,
     matrix: torch.Tensor,
     rows: torch.Tensor,
-    bases: torch.Tensor,
     rank: int,
     scale: float,
     size: int,
-    needs_dx: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    inputs = matrix.shape[1] - (matrix.shape[0] - dy.shape[1])
-    return dy.new_empty(len(dy) if needs_dx else 0, inputs), dy.new_empty(size)
+    return dy.new_empty(len(dy), len(matrix)), dy.new_empty(CHUNKS, size, dtype=torch.float32)
+
+
+@torch.library.custom_op("lora_suite::thin_push", mutates_args=("vectors",))
+def thin_push(
+    x: torch.Tensor, u: torch.Tensor, vectors: torch.Tensor, bases: torch.Tensor, rank: int
+) -> torch.Tensor:
+    """The factors' gradients [size] of a framed linear, in the dtype of x.
+
+    x [tokens, in]; u [tokens, R]; vectors: with dB in it, where dA's parts go, too; bases: where in it.
+    """
+    _pushed(x, u, bases, vectors, rank)
+    return _added_up(vectors, x.dtype)
+
+
+@thin_push.register_fake
+def _(
+    x: torch.Tensor, u: torch.Tensor, vectors: torch.Tensor, bases: torch.Tensor, rank: int
+) -> torch.Tensor:
+    return x.new_empty(vectors.shape[1])
 
 
 @torch.library.custom_op("lora_suite::thin_mlp_backward", mutates_args=())
 def thin_mlp_backward(
     dy: torch.Tensor,
-    narrow: torch.Tensor,
+    t: torch.Tensor,
     gate_up: torch.Tensor,
-    wide: torch.Tensor,
+    act: torch.Tensor | None,
+    t_down: torch.Tensor,
     matrices: list[torch.Tensor],
     rows: list[torch.Tensor],
-    bases: list[torch.Tensor],
+    bases: torch.Tensor,
     ranks: list[int],
     scales: list[float],
     sizes: list[int],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dx [tokens, in] and the factors' gradients of both framed linears of a gated MLP.
+    """Of the first framed linear of a gated MLP what `thin_pull` gives; the factors' gradients of the second.
 
-    dy [tokens, in]; narrow = [x, t] of the first linear, gate_up its output; wide = [act, t] of the second.
-    Lists: of the first and of the second.
+    dy [tokens, in]; t [tokens, R] of the first linear, gate_up its output; act, made anew where it was not
+    kept, and t_down of the second, and `bases` of it. Lists: of the first and of the second.
     """
     dy = dy.contiguous()
     (tokens, out), twice = dy.shape, gate_up.shape[1]
-    width, inputs = twice // 2, narrow.shape[1] - (matrices[0].shape[0] - twice)
+    width = twice // 2
     ours, others = (_vectors(size, dy.device) for size in sizes)
 
-    above = dy.new_empty(tokens, out + wide.shape[1] - width)
-    _pulled(dy, above, matrices[1][:out, width:], wide[:, width:], rows[1], others, ranks[1], scales[1])
-    _pushed(wide[:, :width], above[:, out:], bases[1], others, ranks[1])
+    above = dy.new_empty(tokens, out + t_down.shape[1])
+    _pulled(dy, above, matrices[1][:out, width:], t_down, rows[1], others, ranks[1], scales[1])
+    d_act = above @ matrices[1][:, :width]
+    # Each element's gradient is read before the activation takes its place.
+    d = gated_gradient(gate_up, d_act, t.shape[1], d_act if act is None else None)
+    _pushed(d_act if act is None else act, above[:, out:], bases, others, ranks[1])
 
-    d = gated_gradient(gate_up, above @ matrices[1][:, :width], narrow.shape[1] - inputs)
-    _pulled(
-        d[:, :twice], d, matrices[0][:twice, inputs:], narrow[:, inputs:], rows[0], ours, ranks[0], scales[0]
-    )
-    _pushed(narrow[:, :inputs], d[:, twice:], bases[0], ours, ranks[0])
-    return d @ matrices[0][:, :inputs], _added_up(ours, dy.dtype), _added_up(others, dy.dtype)
+    factor = matrices[0][:twice, matrices[0].shape[1] - t.shape[1] :]
+    _pulled(d[:, :twice], d, factor, t, rows[0], ours, ranks[0], scales[0])
+    return d, ours, _added_up(others, dy.dtype)
 
 
 @thin_mlp_backward.register_fake
 def _(
     dy: torch.Tensor,
-    narrow: torch.Tensor,
+    t: torch.Tensor,
     gate_up: torch.Tensor,
-    wide: torch.Tensor,
+    act: torch.Tensor | None,
+    t_down: torch.Tensor,
     matrices: list[torch.Tensor],
     rows: list[torch.Tensor],
-    bases: list[torch.Tensor],
+    bases: torch.Tensor,
     ranks: list[int],
     scales: list[float],
     sizes: list[int],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    inputs = narrow.shape[1] - (matrices[0].shape[0] - gate_up.shape[1])
-    return dy.new_empty(len(dy), inputs), dy.new_empty(sizes[0]), dy.new_empty(sizes[1])
+    return (
+        dy.new_empty(len(dy), gate_up.shape[1] + t.shape[1]),
+        dy.new_empty(CHUNKS, sizes[0], dtype=torch.float32),
+        dy.new_empty(sizes[1]),
+    )

@@ -110,7 +110,8 @@ class _AdaptedLinears(torch.autograd.Function):
             if keep is None:
                 y.addmm_(t, b.t(), alpha=scale)
             else:
-                y.add_(functional.linear(t, b).mul_(keep), alpha=scale)
+                # Only `addmm_` may write into a product: recomputation may have kept it (`recompute`).
+                y = torch.add(y, functional.linear(t, b) * keep, alpha=scale)
             outputs.append(y)
         needs_x, needs_a, *needs_bs = ctx.needs_input_grad[2 : 4 + n]
         ctx.save_for_backward(

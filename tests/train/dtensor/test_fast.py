@@ -341,7 +341,7 @@ def test_the_program_trains_alike_and_every_invariant_holds(new_run):
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("policy.dtensor_cfg.activation_checkpointing=true", "activation_checkpointing"),
+        ("policy.dtensor_cfg.activation_checkpointing=true", "activation_checkpointing is on"),
         (f"{BLOCK}.dropout=0.1", "dropout"),
         (f"{BLOCK}.lora_dtype=bfloat16", "lora_dtype"),
         (f"{BLOCK}.target_modules=['lm_head','*q_proj']", "outside the layers"),
@@ -353,6 +353,14 @@ def test_what_it_cannot_do_is_named(override, reason):
     said = refusal(setting)
     assert said is not None
     assert reason in said
+
+
+def test_selective_checkpointing_stays_on_the_fast_path_where_its_kernels_are():
+    some = "policy.dtensor_cfg.activation_checkpointing=selective"
+    assert refusal(Setting((LORA, PADDED, some), precision="bfloat16")) is None
+    assert refusal(Setting((PADDED, some), precision="bfloat16")) is None
+    assert "the layers are PEFT's" in str(refusal(Setting((LORA, PADDED, PEFT, some), precision="bfloat16")))
+    assert "no kernels of float64" in str(refusal(Setting((LORA, PADDED, some), precision="float64")))
 
 
 def test_a_bias_that_every_rank_would_add_is_named(tmp_path):

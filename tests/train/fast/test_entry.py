@@ -124,8 +124,8 @@ def layer(rank, ops, thin):
 
 
 def results(layer, compiled, x, fed, dy):
-    """Output and gradients of a layer; of its input, and of whatever trains."""
-    run = torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager") if compiled else layer
+    """Output and gradients of a layer; of its input, and of whatever trains. compiled: a backend's name."""
+    run = torch.compile(layer, fullgraph=True, dynamic=False, backend=compiled) if compiled else layer
     factors = [factor for each in layer.modules() if hasattr(each, "factors") for factor in each.factors]
     trained = factors or list(layer.parameters())
     cos, sin = (torch.randn(x.shape[1], 8, generator=torch.Generator().manual_seed(1)) for _ in range(2))
@@ -140,8 +140,8 @@ def check_layer(rank, thin, first, **without):
     x = torch.randn(2, 5, 24).requires_grad_(not first or rank is None)
     fed = None if first else torch.randn(2, 5, 24, requires_grad=True)
     dy = [torch.randn(2, 5, 24) for _ in range(2)]
-    right, wanted = results(layer(rank, LayerOps(), False), False, x, fed, dy)
-    for compiled in (False, True):
+    right, wanted = results(layer(rank, LayerOps(), False), None, x, fed, dy)
+    for compiled in (None, "aot_eager"):
         y, found = results(layer(rank, ops, thin), compiled, x, fed, dy)
         for got, each in zip((*y, *found), (*right, *wanted), strict=True):
             close(got, each, 1e-4)
@@ -156,8 +156,8 @@ def check_fakes():
     for residual in (None, torch.randn(5, 24)):
         torch.library.opcheck(entry_kernels.add_norm, (x, residual, weight, EPS, a), test_utils=tests)
     torch.library.opcheck(entry_kernels.beside, (x, a), test_utils=tests)
-    for weighted in (False, True):
-        inputs = (x, x, x, torch.rand(5), weight, weighted)
+    for modes in ((False, False), (True, False), (False, True)):
+        inputs = (x, x, x, torch.rand(5), weight, *modes)
         torch.library.opcheck(entry_kernels.norm_backward, inputs, test_utils=tests)
     states, cos = torch.randn(2, 3, 8, 4), torch.randn(3, 4)
     torch.library.opcheck(rotary_kernels.rotate, (states, cos, cos, 4, 2), test_utils=tests)

@@ -28,12 +28,13 @@ def gated(gate_up, a):
     return torch.cat([act, act @ a.t()], 1)
 
 
-def gated_backward(gate_up, d_act, b):
+def gated_backward(gate_up, d_act, b, recompute):
     leaf = gate_up.detach().requires_grad_()
     with torch.enable_grad():
         gate, up = leaf.chunk(2, 1)
-        (functional.silu(gate) * up).backward(d_act)
-    return torch.cat([leaf.grad, leaf.grad @ b], 1)
+        act = functional.silu(gate) * up
+        act.backward(d_act)
+    return torch.cat([leaf.grad, leaf.grad @ b], 1), act.detach()[: None if recompute else 0]
 
 
 OPS = GatedOps(gated, gated_backward)
@@ -120,8 +121,12 @@ def test_kernels_by_the_interpreter():
             gate_up, d_act = wide[:, : 2 * width], torch.randn(tokens, width + 3)[:, :width]
             a, b = torch.randn(rank, width), torch.randn(2 * width, rank)
             torch.testing.assert_close(kernels.gated(gate_up, a), gated(gate_up, a), rtol=1e-4, atol=1e-4)
-            backward = kernels.gated_backward(gate_up, d_act, b), gated_backward(gate_up, d_act, b)
-            torch.testing.assert_close(*backward, rtol=1e-4, atol=1e-4)
+            for recompute in (False, True):
+                given = (gate_up, d_act, b, recompute)
+                backward = kernels.gated_backward(*given), gated_backward(*given)
+                torch.testing.assert_close(*backward, rtol=1e-4, atol=1e-4)
+                again = backward[0][1]
+                assert torch.equal(again, kernels.gated(gate_up, a[:0])[: len(again)])
         print("equal")
     """
     check_in_interpreter(textwrap.dedent(script), seconds=120)

@@ -136,13 +136,13 @@ def test_kernels_by_the_interpreter():
 
 def test_float64_keeps_to_matrix_products():
     linear = framed(6, (40,), (0,), 2, joined=False).double()
-    linear.use(ThinOps(*2 * (lambda *_: None,)))
+    linear.use(ThinOps(*3 * (lambda *_: None,)))
     assert linear.thin is None
 
 
 def test_a_frame_of_many_columns_keeps_to_matrix_products():
     linear = framed(6, (40,), (0,), THIN + 1, joined=False)
-    linear.use(ThinOps(*2 * (lambda *_: None,)))
+    linear.use(ThinOps(*3 * (lambda *_: None,)))
     assert linear.thin is None
 
 

@@ -98,7 +98,8 @@ def build(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch
     if layout.shards.size > 1:
         prefetch_layers(model)
     if parallel.activation_checkpointing:
-        recompute_layers(model, bank.generator if bank is not None else None)
+        selective = parallel.activation_checkpointing == "selective"
+        recompute_layers(model, bank.generator if bank is not None else None, selective)
     model.train()
     if bank is None:
         named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]

@@ -62,13 +62,20 @@ def refusal(recipe: Recipe, blueprint: Blueprint, memory: int) -> str | None:
         return f"{named}, and the fast path holds weights whole"
     plan = plan_memory(recipe, blueprint, memory, fast=True)
     dtensor, lora = recipe.policy.dtensor_cfg, recipe.policy.dtensor_cfg.lora_cfg
+    selective = dtensor.activation_checkpointing == "selective"
     hybrid = blueprint.model.hybrid
     reasons = {
         "data.pad_to_max_length is off, so lengths vary": not (
             recipe.data.pad_to_max_length or recipe.policy.sequence_packing.enabled
         ),
         f"{plan.estimate} by the memory model are too much of the GPU's": plan.too_large,
-        "activation_checkpointing is on": dtensor.activation_checkpointing,
+        "activation_checkpointing is on": dtensor.activation_checkpointing is True,
+        "activation_checkpointing is selective, and the layers are PEFT's": (
+            selective and lora.enabled and lora.implementation == "peft"
+        ),
+        "activation_checkpointing is selective, and there are no kernels of float64": (
+            selective and recipe.policy.precision == "float64"
+        ),
         "lora_cfg.dropout is not 0": lora.enabled and lora.dropout > 0.0,
         "lora_cfg.lora_dtype is not the model's": (
             lora.enabled
@@ -157,7 +164,7 @@ def build(
             trained=bank is None,
             dtype=dtype,
             device=device,
-            ops=layer_ops(dtype) if gpu else LayerOps(),
+            ops=layer_ops(dtype, parallel.activation_checkpointing == "selective") if gpu else LayerOps(),
             tp=tp,
         )
     if bank is not None:

@@ -54,11 +54,14 @@ class LayerOps:
     rotary: RotaryOps | None = None
 
 
-def layer_ops(dtype: torch.dtype) -> LayerOps:
-    """The kernels of a GPU; none for float64, since they compute in float32."""
+def layer_ops(dtype: torch.dtype, recompute: bool = False) -> LayerOps:
+    """The kernels of a GPU; none for float64, since they compute in float32.
+
+    recompute: whether norms and activations are made anew in the backward pass.
+    """
     if dtype == torch.float64:
         return LayerOps()
-    return LayerOps(kernel_ops(dtype), norm_ops(), rotary_ops())
+    return LayerOps(kernel_ops(dtype, recompute), norm_ops(recompute), rotary_ops())
 
 
 def rotation_of(rotation: Rotation, length: int, blocks: Blocks | None) -> Rotation:

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Selective checkpointing of transformers' modules: the same step, and no product is computed twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.train.dtensor.ranks import LORA, Setting, rows, run_ranks, supervised, wake_adapters
+
+KEY = "policy.dtensor_cfg.activation_checkpointing"
+PEFT = "policy.dtensor_cfg.lora_cfg.implementation=peft"
+TP2 = "policy.dtensor_cfg.tensor_parallel_size=2"
+
+
+class Counting(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func.name().removeprefix("aten::").partition(".")[0]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def steps(settings):
+    """Of each setting loss, norm, gradients or updated weights, and counts of operations."""
+    found = []
+    for setting in settings:
+        backend = setting.build()
+        if backend.bank is not None:
+            wake_adapters(backend)
+        with Counting() as counting:
+            loss = backend.forward_backward([rows()], supervised(rows())).item()
+        backend.sync_gradients()
+        norm = backend.clip_gradients(None).item()
+        trained = [backend.bank.gradient.clone()] if backend.bank is not None else []
+        backend.optimizer_step(1e-2)
+        trained += [] if backend.bank is not None else [backend.frozen_fingerprint()]
+        found.append((loss, norm, trained, dict(counting.counts)))
+    return found
+
+
+def products(found):
+    return sum(found[3].get(name, 0) for name in ("mm", "addmm", "bmm"))
+
+
+def attention(found):
+    return found[3]["_scaled_dot_product_flash_attention_for_cpu"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arm", "world"),
+    [((LORA,), 1), ((LORA,), 2), ((), 2), ((LORA, TP2), 2), ((LORA, PEFT), 1)],
+    ids=["lora", "lora-fsdp2", "full-fsdp2", "lora-tp2", "peft"],
+)
+def test_the_same_step_without_a_product_more(tmp_path, arm, world):
+    which = ("false", "selective", "true")
+    settings = [Setting((*arm, f"{KEY}={each}"), precision="float64", world=world) for each in which]
+    for plain, some, every in run_ranks(world, tmp_path / "ranks", steps, settings):
+        assert some[:2] == plain[:2]
+        for mine, right in zip(some[2], plain[2], strict=True):
+            assert mine == right if isinstance(mine, str) else torch.equal(mine, right)
+        # Recomputation asks for the first layer's input's gradient though nothing trains before it.
+        first = 9 if arm else 0
+        more = [products(found) - products(plain) for found in (some, every)]
+        assert 0 <= more[0] <= first < more[1]
+        assert attention(plain) == attention(some) < attention(every)
+        # Norms are computed again: a root each.
+        assert plain[3]["rsqrt"] < some[3]["rsqrt"] <= every[3]["rsqrt"]
