@@ -51,7 +51,9 @@ def device_memory(device: torch.device) -> int | None:
 def process_group(device: torch.device) -> Iterator[None]:
     """The default process group of the ranks that torchrun started; left behind if the body fails.
 
-    A failed rank must not wait for its peers, who wait for it: it is torchrun that ends them.
+    A failed rank must not wait for its peers, who wait for it: it is torchrun that ends them. On GPUs it is
+    left behind in any case: NCCL ends a communicator when the last graph that has recorded it is gone, and
+    graphs live as long as what they compute on. The process ends next, and takes all of it along.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
@@ -60,7 +62,8 @@ def process_group(device: torch.device) -> Iterator[None]:
         device_id=device if device.type == "cuda" else None,
     )
     yield
-    dist.destroy_process_group()
+    if device.type == "cpu":
+        dist.destroy_process_group()
 
 
 def seed_ranks(seed: int, topology: Topology) -> None:

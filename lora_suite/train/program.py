@@ -116,7 +116,8 @@ class Program:
         recipe = job.recipe
         blueprint = preflight(recipe, job.recipe_path)
         self._facts = recipe, blueprint, device
-        data = load_data(recipe, job.recipe_path)
+        vocabulary = blueprint.model.vocab if blueprint.model is not None else None
+        data = load_data(recipe, job.recipe_path, vocabulary)
         backend = self._build(recipe, job.recipe_path, blueprint, device)
         topology = backend.topology
         self._fast = backend.slow_path_reason is None

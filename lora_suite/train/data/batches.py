@@ -11,7 +11,7 @@ from itertools import islice
 
 import numpy as np
 
-from lora_suite.train.data.examples import Example, ExamplePool
+from lora_suite.train.data.examples import Example, Pool
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class GlobalBatch:
 
 
 def plan_steps(
-    pool: ExamplePool, rows: Sequence[int], batch_size: int, steps: int, epochs: int, seed: int | None
+    pool: Pool, rows: Sequence[int], batch_size: int, steps: int, epochs: int, seed: int | None
 ) -> list[GlobalBatch]:
     """Global batches of the training: at most `steps` of them, and at most `epochs` passes over the rows.
 
@@ -74,7 +74,7 @@ def _order(rows: Sequence[int], seed: int | None, epoch: int) -> Sequence[int]:
 
 
 def plan_validation(
-    pool: ExamplePool, rows: Sequence[int], batch_size: int, limit: int, pad_id: int
+    pool: Pool, rows: Sequence[int], batch_size: int, limit: int, pad_id: int
 ) -> list[GlobalBatch]:
     """All rows (or the first `limit` batches, where it is not 0) in the order of the data set.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -101,6 +102,21 @@ class Encoding:
                 "a prompt that is given and a response that is learnt, and its template must tell them apart"
             )
         return Example(np.array(tokens, dtype=np.int32), np.array(learnt, dtype=np.bool_))
+
+
+class Pool(Protocol):
+    """The examples of a data set, by index from 0. See `ExamplePool`."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What has become of the rows that were asked for so far."""
+        ...
+
+    def usable(self, indices: Sequence[int]) -> Iterator[Example]:
+        """Examples of these rows in this order, less those that have nothing to learn."""
+        ...
 
 
 class ExamplePool:

@@ -12,7 +12,8 @@ import numpy as np
 from lora_suite.config import ConfigError
 from lora_suite.config.schema import Dataset, Recipe
 from lora_suite.train.data.batches import GlobalBatch, plan_steps, plan_validation
-from lora_suite.train.data.examples import Encoding, ExamplePool
+from lora_suite.train.data.examples import Encoding, ExamplePool, Pool
+from lora_suite.train.data.random_rows import RANDOM, RandomPool
 from lora_suite.train.data.slicing import Slicing, slicing_of
 from lora_suite.train.data.sources import read_rows
 from lora_suite.train.data.template import template_of
@@ -35,21 +36,33 @@ class TrainingData:
     counts: dict[str, int]
 
 
-def load_data(recipe: Recipe, recipe_path: Path) -> TrainingData:
+def load_data(recipe: Recipe, recipe_path: Path, vocabulary: int | None = None) -> TrainingData:
     """Read the rows of a recipe, order them, and tokenize those that the steps need.
 
     Every rank does all of it: that the batches are the same everywhere then needs no communication, and the
-    number of supervised tokens of a global batch is known before its first forward. Raises ConfigError.
+    number of supervised tokens of a global batch is known before its first forward. vocabulary: of the model,
+    for rows of random tokens; None where it is not known. Raises ConfigError.
     """
     policy, data, sft = recipe.policy, recipe.data, recipe.sft
     tokenizer = load_tokenizer(policy.tokenizer.name, recipe_path)
     template = template_of(recipe, tokenizer, recipe_path)
     encoding = Encoding(tokenizer, template, data.add_bos, data.add_eos, data.max_input_seq_length)
-    pool = ExamplePool(read_rows(data.train, recipe_path, "data.train"), encoding)
+
+    def open_pool(dataset: Dataset, key: str) -> Pool:
+        if dataset.dataset_name != RANDOM:
+            return ExamplePool(read_rows(dataset, recipe_path, key), encoding)
+        if vocabulary is None:
+            raise ConfigError(
+                f"{key}.dataset_name: {RANDOM} rows need the model's vocabulary, which is not known of "
+                f"{policy.model_name}; name a folder with its config.json, or other rows"
+            )
+        return RandomPool(data.max_input_seq_length, vocabulary, dataset.seed)
+
+    pool = open_pool(data.train, "data.train")
     train_rows, held_out = _split(len(pool), data.train)
     validation_pool, validation_rows = pool, held_out
     if data.validation is not None:
-        validation_pool = ExamplePool(read_rows(data.validation, recipe_path, "data.validation"), encoding)
+        validation_pool = open_pool(data.validation, "data.validation")
         validation_rows = range(len(validation_pool))
 
     seed = sft.seed if data.shuffle else None
@@ -79,7 +92,7 @@ def load_data(recipe: Recipe, recipe_path: Path) -> TrainingData:
     )
 
 
-def _too_few(recipe: Recipe, pool: ExamplePool) -> str:
+def _too_few(recipe: Recipe, pool: Pool) -> str:
     counts = pool.counts
     return (
         f"data.train: {counts['examined'] - counts['dropped_no_target']} of {counts['examined']} rows have a "
