@@ -22,7 +22,7 @@ def multiples(settings, doubled=False):
     """By setting, what `scale_found` says; `doubled` spoils what the fast path multiplies with."""
     found = {}
     for name, setting in settings.items():
-        backend = build_fast(setting) if name == "fast" else setting.build()
+        backend = build_fast(setting) if name.startswith("fast") else setting.build()
         with drawn_b(backend.bank):
             if doubled:
                 for linear in backend.model.linears():
@@ -38,6 +38,7 @@ def test_every_implementation_adds_what_the_formula_says(tmp_path):
         "eager": Setting((LORA,), precision="float64"),
         "fast": Setting((LORA,), precision="float64"),
         "peft": Setting(PEFT, precision="float64"),
+        "fast peft": Setting((LORA, PEFT[1]), precision="float64"),
     }
     (found,) = run_ranks(1, tmp_path / "ranks", multiples, settings)
     for name, of_adapters in found.items():

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
 
 class TransformersDecoder(LayeredModel):
-    """`Decoder` of transformers' modules: embedding, layers, last norm and head.
+    """`Decoder` of transformers' modules, under their names there: embedding, layers, last norm and head.
 
     model: frozen but for its adapters, and real. rotation: for the longest row that will come.
     """
 
     def __init__(self, model: PreTrainedModel, rotation: Rotation) -> None:
         super().__init__()
-        self.model = model
+        self.model = model.get_submodule("model")
+        self.lm_head = model.get_submodule("lm_head")
         self.layers = cast(nn.ModuleList, model.get_submodule("model.layers"))
         self.head = model.get_parameter("lm_head.weight")
         self.rotation = rotation
@@ -44,14 +45,14 @@ class TransformersDecoder(LayeredModel):
         layers: Iterable[Callable[..., torch.Tensor]],
     ) -> torch.Tensor:
         cos, sin = rotation_of(self.rotation, input_ids.shape[1], blocks)
-        x = self.model.get_submodule("model.embed_tokens")(input_ids)
+        x = self.model.get_submodule("embed_tokens")(input_ids)
         for layer in layers:
             x = layer(x, position_embeddings=(cos[None], sin[None]), segments=blocks)
-        states: torch.Tensor = self.model.get_submodule("model.norm")(x)
+        states: torch.Tensor = self.model.get_submodule("norm")(x)
         return states
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every frozen weight by transformers' name."""
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self.named_parameters():
             if not parameter.requires_grad:
                 yield plain_name(name), parameter.detach()
