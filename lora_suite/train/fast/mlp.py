@@ -131,10 +131,14 @@ def _down(
     ops: GatedOps | None,
 ) -> torch.Tensor:
     """The activation and the second linear of what the first gave, where the two are not one operation."""
-    stacked = isinstance(gate_up, StackedLinear) and isinstance(down, StackedLinear)
-    if ops is None or not stacked or gate_up.bias is not None or down.bias is not None:
+    if (
+        ops is None
+        or not isinstance(gate_up, StackedLinear)
+        or not isinstance(down, StackedLinear)
+        or gate_up.bias is not None
+        or down.bias is not None
+    ):
         return cast(torch.Tensor, down(gated_activation(states, None)))
-    assert isinstance(down, StackedLinear)
     if ops.recompute and down.weight.requires_grad and torch.is_grad_enabled():
         return cast("Callable[..., torch.Tensor]", _GatedStacked.apply)(states, down.weight, ops)
     return cast(torch.Tensor, down(gated_activation(states, ops)))
