@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import math
-
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from lora_suite.train.lora.bank import AdapterBank
@@ -26,7 +26,7 @@ class Growth:
         ends = [0, *(slot.stop for slot in bank.slots)]
         self._offsets = torch.tensor(ends, device=bank.master.device)
         places = {adapter.name: place for place, adapter in enumerate(bank.adapters)}
-        self._adapter_of = [places[slot.adapter.name] for slot in bank.slots]
+        self._adapter_of = np.array([places[slot.adapter.name] for slot in bank.slots], dtype=np.intp)
         self.broken: dict[str, int] = {}
         self.grown: dict[str, int] = {}
         self._norms = self._measure()
@@ -34,18 +34,15 @@ class Growth:
     def after_step(self, step: int) -> None:
         """Compare with the step before; `broken` and `grown` hold the first step at which an adapter was."""
         before, self._norms = self._norms, self._measure()
-        for adapter, old, new in zip(self._bank.adapters, before, self._norms, strict=True):
-            if not math.isfinite(new):
-                self.broken.setdefault(adapter.name, step)
-            elif new > MOST_GROWTH * old:
-                self.grown.setdefault(adapter.name, step)
+        broken = ~np.isfinite(self._norms)
+        with np.errstate(invalid="ignore"):
+            grown = ~broken & (self._norms > MOST_GROWTH * before)
+        for seen, adapters in ((self.broken, broken), (self.grown, grown)):
+            for place in np.flatnonzero(adapters):
+                seen.setdefault(self._bank.adapters[place].name, step)
 
-    def _measure(self) -> list[float]:
+    def _measure(self) -> npt.NDArray[np.float64]:
         """Norm of each adapter, in the bank's order."""
-        squares = torch.segment_reduce(
-            self._bank.master.square(), "sum", offsets=self._offsets, unsafe=True
-        ).tolist()
-        totals = [0.0] * len(self._bank.adapters)
-        for place, square in zip(self._adapter_of, squares, strict=True):
-            totals[place] += square
-        return [math.sqrt(total) for total in totals]
+        squares = torch.segment_reduce(self._bank.master.square(), "sum", offsets=self._offsets, unsafe=True)
+        of_slots = squares.double().cpu().numpy()
+        return np.sqrt(np.bincount(self._adapter_of, of_slots, minlength=len(self._bank.adapters)))

@@ -269,10 +269,12 @@ def test_what_the_invariants_cost_is_measured_and_limited_on_gpus(monkeypatch: p
         backend = FakeBackend(small_recipe(LORA))
         checks = checks_of(backend)
         make_step(backend, checks, 1)
-        checks._spent, checks._steps_took = 0.0, 0.0
-        checks._seconds = seconds
-        assert checks.take_seconds(1.0) == seconds
-        assert checks.take_seconds(1.0) == 0.0
+        checks._steps_timed, checks._once = 0, 0.0
+        # The first two steps may take as long as they like.
+        for spent in (0.5, 0.25, seconds, 0.0):
+            checks._seconds = spent
+            assert checks.take_seconds(1.0) == spent
+        assert checks.take_seconds(0.0) == 0.0
         one = Axis(0, 1)
         checks._topology = Topology(0, 1, torch.device(kind), one, one, one)
         checks._check_cost()
@@ -281,7 +283,21 @@ def test_what_the_invariants_cost_is_measured_and_limited_on_gpus(monkeypatch: p
     assert cost("cuda", 0.019).ok
     assert not cost("cuda", 0.021).ok
     assert cost("cpu", 0.021).ok
-    assert cost("cuda", 0.021).message.startswith("1.05% of the steps' time (at most 1%)")
+    expected = "1.05% of the steps' time (at most 1%), and 0.75 s in the first 2 steps"
+    assert cost("cuda", 0.021).message == expected
+
+
+def test_two_steps_cost_nothing_but_what_is_asked_once() -> None:
+    backend = FakeBackend(small_recipe(LORA))
+    checks = checks_of(backend)
+    make_step(backend, checks, 1)
+    checks._steps_timed, checks._once, checks._seconds = 1, 0.25, 0.25
+    checks.take_seconds(1.0)
+    checks._check_cost()
+    assert (checks.results[-1].ok, checks.results[-1].message) == (
+        True,
+        "0.5 s in the first 2 steps, and there is no other",
+    )
 
 
 def test_every_step_says_what_its_invariants_took(run: Run) -> None:
