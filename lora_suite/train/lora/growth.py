@@ -14,6 +14,11 @@ MOST_GROWTH = 10.0
 (https://github.com/pytorch/torchtitan/issues/421 is what happens where something else moves it)."""
 
 
+_PIECE = 32_768
+"""Elements that are summed at once. A GPU sums a segment in one block of threads: the experts of a layer are
+one factor of millions of elements, which would keep one of its processors busy and leave the others idle."""
+
+
 class Growth:
     """Watches the norms of this rank's adapters, √(‖A‖² + ‖B‖²) of what it holds of them.
 
@@ -23,10 +28,14 @@ class Growth:
 
     def __init__(self, bank: AdapterBank) -> None:
         self._bank = bank
-        ends = [0, *(slot.stop for slot in bank.slots)]
-        self._offsets = torch.tensor(ends, device=bank.master.device)
         places = {adapter.name: place for place, adapter in enumerate(bank.adapters)}
-        self._adapter_of = np.array([places[slot.adapter.name] for slot in bank.slots], dtype=np.intp)
+        ends, adapter_of = [0], []
+        for slot in bank.slots:
+            pieces = [*range(ends[-1] + _PIECE, slot.stop, _PIECE), slot.stop]
+            ends += pieces
+            adapter_of += [places[slot.adapter.name]] * len(pieces)
+        self._offsets = torch.tensor(ends, device=bank.master.device)
+        self._adapter_of = np.array(adapter_of, dtype=np.intp)
         self.broken: dict[str, int] = {}
         self.grown: dict[str, int] = {}
         self._norms = self._measure()
@@ -44,5 +53,5 @@ class Growth:
     def _measure(self) -> npt.NDArray[np.float64]:
         """Norm of each adapter, in the bank's order."""
         squares = torch.segment_reduce(self._bank.master.square(), "sum", offsets=self._offsets, unsafe=True)
-        of_slots = squares.double().cpu().numpy()
-        return np.sqrt(np.bincount(self._adapter_of, of_slots, minlength=len(self._bank.adapters)))
+        of_pieces = squares.double().cpu().numpy()
+        return np.sqrt(np.bincount(self._adapter_of, of_pieces, minlength=len(self._bank.adapters)))
