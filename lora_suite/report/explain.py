@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """An explanation as tables for a terminal: what made the difference comes first.
 
-On a terminal names give way where the width is short; anywhere else, as in a log file, nothing is cut.
+On a terminal names give way where the width is short. Anywhere else, as in a log file, settings are whole;
+kernels, whose names can be of any length, keep to the console's width there too.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lora_suite.judge.explain.model import OTHER, Calls, Compared, Explanation, Part, Unlike
+from lora_suite.report.kernel_names import short
 
 # Width that no table reaches.
 _UNLIMITED = 10_000
@@ -24,9 +25,8 @@ _UNLIKE = 16
 _MOST, _NAMED = 0.8, 3
 # Kernels below this share of the change are no explanation.
 _SMALL_SHARE = 0.005
-# What stands in front of many names and tells nothing.
-_PARAMETERS = re.compile(r"\(.*\)$")
-_NOISE = re.compile(r"^void |at::native::|autograd::engine::evaluate_function: |\(anonymous namespace\)::")
+# A name of this length is cut no further, however narrow the console.
+_SHORTEST = 12
 
 
 def render(explanation: Explanation, console: Console) -> None:
@@ -34,7 +34,7 @@ def render(explanation: Explanation, console: Console) -> None:
     width = console.width
     if not console.is_terminal:
         console.width = _UNLIMITED
-    for part in _parts(explanation):
+    for part in _parts(explanation, width):
         console.print(part, highlight=False, soft_wrap=isinstance(part, Text))
     console.width = width
 
@@ -57,14 +57,14 @@ def headline(explanation: Explanation) -> str:
     return f"not certain, as the step takes {_percent(step)}: {told}"
 
 
-def _parts(explanation: Explanation) -> list[Table | Text]:
+def _parts(explanation: Explanation, width: int) -> list[Table | Text]:
     parts: list[Table | Text] = [*_head(explanation), _phases(explanation)]
     for title, rows in (
-        ("Kernels, on the device", explanation.kernels),
-        ("Operators, on the host, each less those that it calls", explanation.operators),
+        (f"Kernels, on the device: {_kernels_per_step(explanation)}", explanation.kernels),
+        ("Operators, on the host, each less those that it calls, a step: ", explanation.operators),
     ):
         if rows:
-            parts += [Text(""), Text(_sum(title, rows, explanation)), _calls(rows)]
+            parts += [Text(""), Text(title + _sum(rows, explanation)), _calls(rows, width)]
     if explanation.unlike:
         parts += [Text(""), Text("What else is not the same"), _unlike(explanation.unlike)]
     if len(explanation.unlike) > _UNLIKE:
@@ -157,38 +157,56 @@ def _unsigned(value: float, decimals: int) -> str:
     return _signed(value, decimals).removeprefix("+")
 
 
-def _sum(title: str, rows: Sequence[Calls], explanation: Explanation) -> str:
-    """How much of the change all kernels (or operators) are."""
+def _kernels_per_step(explanation: Explanation) -> str:
+    """How many kernels each side starts in a step, where both are known."""
+    counts = (explanation.left.kernels_per_step, explanation.right.kernels_per_step)
+    told = [f"{count:,.0f}" for count in counts if count is not None]
+    return f"{' and '.join(told)} a step; " if len(told) == len(counts) else ""
+
+
+def _sum(rows: Sequence[Calls], explanation: Explanation) -> str:
+    """How much of the change all kernels (or operators) are, a step."""
     delta = sum(row.delta_us for row in rows)
-    text = f"{title}: {_signed(delta, 0)} µs a step in all"
+    text = f"{round(delta):+,} µs in all"
     if explanation.step.share is not None:
         text += f", {_share(delta / (1e6 * explanation.step.delta))} of the {_word(explanation)}"
     return text
 
 
-def _calls(rows: Sequence[Calls]) -> Table | Text:
+def _calls(rows: Sequence[Calls], width: int) -> Table | Text:
+    """The kernels (or operators) that tell most, no wider than the console."""
     telling = [row for row in rows if row.share is None or row.share >= _SMALL_SHARE][:_KERNELS]
     if not telling:
         return Text("none of them is a part of it", style="dim")
-    table = _table(["name", "phase"], ["left µs", "right µs", "diff", "calls", "share"])
+    figures = ["left µs", "right µs", "diff", "calls", "share"]
+    table = _table(["name", "phase"], figures)
     table.padding = (0, 1, 0, 0)
-    for row in telling:
-        before, after = (f"{round(calls, 1):g}" for calls in (row.left_calls, row.right_calls))
-        cells = [
-            _microseconds(row.left_us),
-            _microseconds(row.right_us),
-            _signed(row.delta_us, 0),
-            after if before == after else f"{before}→{after}",
-            _share(row.share),
-        ]
-        name = Text(_short(row.name), no_wrap=True)
-        table.add_row(name, Text(row.phase), *map(Text, cells))
+    cells = [[row.phase, *_figures(row)] for row in telling]
+    columns = zip(["phase", *figures], *cells, strict=True)
+    room = width - sum(1 + max(map(len, column)) for column in columns)
+    for row, beside in zip(telling, cells, strict=True):
+        table.add_row(Text(_fit(short(row.name), room), no_wrap=True), *map(Text, beside))
     return table
 
 
-def _short(name: str) -> str:
-    """A kernel's name without its namespaces of no interest and its parameters."""
-    return _PARAMETERS.sub("", _NOISE.sub("", name)) or name
+def _figures(row: Calls) -> list[str]:
+    before, after = (f"{round(calls, 1):g}" for calls in (row.left_calls, row.right_calls))
+    return [
+        _microseconds(row.left_us),
+        _microseconds(row.right_us),
+        _signed(row.delta_us, 0),
+        after if before == after else f"{before}→{after}",
+        _share(row.share),
+    ]
+
+
+def _fit(name: str, room: int) -> str:
+    """A name with its middle left out where there is no room: what kernels are for stands at either end."""
+    room = max(room, _SHORTEST)
+    if len(name) <= room:
+        return name
+    tail = (room - 1) // 2
+    return f"{name[: room - 1 - tail]}…{name[-tail:]}"
 
 
 def _microseconds(value: float | None) -> str:

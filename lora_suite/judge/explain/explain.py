@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 
-from lora_suite.judge.explain.kernels import Timings, compare_profiles
+from lora_suite.judge.explain.kernels import Timings, compare_profiles, kernels_per_step
 from lora_suite.judge.explain.model import Compared, Explanation, Side
 from lora_suite.judge.explain.phases import decompose
 from lora_suite.judge.explain.unlike import unlike
@@ -55,4 +55,5 @@ def _compared(side: Side, steps: list[list[int]]) -> Compared:
         steps=sum(map(len, steps)),
         over_floor=statistics.median(ratios) if ratios else None,
         floor_bound=floor.bound_by if floor is not None else "",
+        kernels_per_step=kernels_per_step(side.profile) if side.profile is not None else None,
     )

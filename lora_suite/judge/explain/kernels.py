@@ -70,6 +70,11 @@ def compare_profiles(
     return Timings(found["kernel"], found["operator"])
 
 
+def kernels_per_step(profile: Profile) -> float:
+    """How many kernels, copies and fills a step starts on the device."""
+    return sum(row.count for row in profile.timed if row.kind == "kernel") / max(profile.steps, 1)
+
+
 def _sums(profile: Profile, phased: bool) -> Mapping[_Key, _Sum]:
     """Time and calls a step, by kind, name and phase (all in one where a side knows no phases)."""
     steps = max(profile.steps, 1)

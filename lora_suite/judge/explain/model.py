@@ -72,7 +72,8 @@ class Compared(Model):
     """One side, as a report names it.
 
     over_floor: its step as a multiple of the floor, None where that is not known; floor_bound: the floor's
-    largest term.
+    largest term. kernels_per_step: what a step starts on the device, copies and fills among it, by its
+    profile; None without one.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Compared(Model):
     steps: int
     over_floor: float | None = None
     floor_bound: str = ""
+    kernels_per_step: float | None = None
 
 
 class Explanation(Model):

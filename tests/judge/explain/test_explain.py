@@ -123,6 +123,17 @@ def test_a_side_says_how_far_its_step_is_from_the_floor() -> None:
     assert (found.right.over_floor, found.right.floor_bound) == (None, "")
 
 
+def test_kernels_of_a_step_are_counted_without_operators() -> None:
+    found = explain(side("a", run({"data": 1.0}), profile=LEFT), side("b", run({"data": 1.2}), profile=RIGHT))
+    # 28 in two steps, 48 in three.
+    assert (found.left.kernels_per_step, found.right.kernels_per_step) == (14.0, 16.0)
+    alone = explain(
+        side("a", run({"data": 1.0})),
+        side("b", run({"data": 1.2}), profile=Profile(steps=0, timed=LEFT.timed)),
+    )
+    assert (alone.left.kernels_per_step, alone.right.kernels_per_step) == (None, 28.0)
+
+
 def test_records_without_an_environment_say_nothing_of_it() -> None:
     bare = run({"data": 1.0})
     bare.record.environment = None
