@@ -61,26 +61,35 @@ def on_gpu(setting: Setting) -> Any:
     return backend
 
 
-def pools_of_packs(setting: Setting) -> list[tuple[int, int | None]]:
-    """The pools, in the order of their first use, and the rows of what was captured."""
+def pools_of_packs(setting: Setting, beside: bool) -> list[tuple[int, int | None]]:
+    """The pools, in the order of their first use, and the rows of what was captured.
+
+    beside: a kind that stays is captured with that which outgrows its room.
+    """
     backend, batch = on_gpu(setting), rows()
     crowded = packed_rows(batch, [0, 1, 2])
     single = packed_rows(batch, [3])
-    for pack in (single, batch, crowded):
-        backend.forward_backward([pack], 30)
     # As many rows as slots, which the first captures have no room for.
     slots = crowded.input_ids.numel()
     zeros = torch.zeros_like(crowded.input_ids)
     many = MicroBatch(crowded.input_ids, crowded.labels, zeros, Segments.of((1,) * slots))
-    for pack in (many, single):
-        backend.forward_backward([pack], 30)
+    for micro_batch in (single, *([batch] if beside else []), crowded, many, single, batch):
+        backend.forward_backward([micro_batch], 30)
     order: dict[int, int] = {}
     return [(order.setdefault(id(pool), len(order)), count) for pool, count in Graph.made]
 
 
-def test_what_is_captured_anew_is_captured_in_a_pool_of_its_own(tmp_path: Any) -> None:
-    made = run_ranks(1, tmp_path / "ranks", pools_of_packs, Setting((LORA,)))[0]
-    assert made == [(0, 8), (0, None), (1, 64)]
+@pytest.mark.parametrize("overrides", [(), (LORA,)], ids=["full", "lora"])
+def test_only_the_kind_that_outgrows_its_room_is_captured_anew(
+    tmp_path: Any, overrides: tuple[str, ...]
+) -> None:
+    made = run_ranks(1, tmp_path / "ranks", pools_of_packs, Setting(overrides), True)[0]
+    assert made == [(0, 8), (0, None), (0, 64)]
+
+
+def test_where_nothing_captured_stays_there_is_a_new_pool(tmp_path: Any) -> None:
+    made = run_ranks(1, tmp_path / "ranks", pools_of_packs, Setting((LORA,)), False)[0]
+    assert made == [(0, 8), (1, 64), (1, None)]
 
 
 def gradients_of_uneven_parts(setting: Setting) -> tuple[torch.Tensor, torch.Tensor, int]:

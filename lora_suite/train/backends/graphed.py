@@ -118,16 +118,18 @@ class GraphedBackend(TrainedBackend):
         return torch.stack(losses).sum()
 
     def _make_room(self, batches: Sequence[MicroBatch]) -> None:
-        """Have room for the packs of a step; where they do not fit into what is captured, let go of that."""
-        too_small = self._room.grow(batches)
-        if too_small is not None:
-            self._captured.clear()
-            if self._gpu:
-                # cuBLAS keeps its workspace in the old pool, and torch refuses a pool that has lost all its
-                # graphs but not all its memory (https://github.com/vllm-project/vllm/issues/28426).
-                self._pool = torch.cuda.graph_pool_handle()
-            if self.topology.rank == 0:
-                print(f"the fast path captures anew for policy.sequence_packing: {too_small}")
+        """Have room for the packs of a step; let go of the kinds whose packs do not fit any more."""
+        outgrown = self._room.grow(batches)
+        if not outgrown:
+            return
+        self._captured = {shape: run for shape, run in self._captured.items() if shape[0] not in outgrown}
+        if self._gpu and not self._captured:
+            # cuBLAS keeps its workspace in the old pool, and torch refuses a pool that has lost all its
+            # graphs but not all its memory (https://github.com/vllm-project/vllm/issues/28426).
+            self._pool = torch.cuda.graph_pool_handle()
+        if self.topology.rank == 0:
+            told = "; ".join(outgrown.values())
+            print(f"the fast path captures anew for policy.sequence_packing: {told}")
 
     def _prepare(self, batch: MicroBatch) -> None:
         if self._gpu:

@@ -36,23 +36,26 @@ class Room:
         """The length that each row of a pack fits into."""
         return max(_SHORTEST, 1 << (pack.longest - 1).bit_length())
 
-    def grow(self, batches: Sequence[MicroBatch]) -> str | None:
-        """Have room for the packs among the micro batches; say where there was some, but too little."""
+    def grow(self, batches: Sequence[MicroBatch]) -> dict[int, str]:
+        """Have room for the packs among the micro batches.
+
+        Returns the kinds for which there was room, but too little, by length, and what to say of each.
+        """
         packs = [batch.segments for batch in batches if batch.segments is not None]
         fullest: dict[int, int] = {}
         for pack in packs:
             fullest[self.length(pack)] = max(fullest.get(self.length(pack), 0), len(pack.lengths))
-        told = []
+        outgrown = {}
         for length, rows in fullest.items():
             had = self.rows.get(length, 0)
             if rows > had:
                 self.rows[length] = round_up(int(rows * _SPARE), _ROWS)
                 if had:
-                    told.append(
+                    outgrown[length] = (
                         f"a pack has {rows} rows of up to {length} tokens, there was room for {had}, "
                         f"there is for {self.rows[length]} from here on"
                     )
-        return "; ".join(told) or None
+        return outgrown
 
     def fit(self, batch: MicroBatch) -> MicroBatch:
         """The same micro batch with as many segments as there is room for."""

@@ -16,7 +16,7 @@ def pack(*lengths: int) -> MicroBatch:
 
 def test_packs_of_long_and_of_short_rows_have_rooms_of_their_own() -> None:
     room = Room()
-    assert room.grow([pack(2000, 48), pack(3000), pack(*[100] * 20), pack(512, 1), pack(513)]) is None
+    assert room.grow([pack(2000, 48), pack(3000), pack(*[100] * 20), pack(512, 1), pack(513)]) == {}
     # 20 · 1.25 = 25, then the next multiple of 8; the others need less than 8.
     assert room.rows == {512: 32, 1024: 8, 2048: 8, 4096: 8}
     assert [Room.length(Segments.of((n,))) for n in (1, 512, 513, 2048, 2049)] == [512, 512, 1024, 2048, 4096]
@@ -24,12 +24,12 @@ def test_packs_of_long_and_of_short_rows_have_rooms_of_their_own() -> None:
 
 def test_what_is_too_small_is_told_and_a_new_kind_is_not() -> None:
     room = Room()
-    assert room.grow([pack(*[10] * 6)]) is None
-    assert room.grow([pack(*[10] * 8), pack(600)]) is None
-    assert room.grow([pack(*[10] * 9)]) == (
-        "a pack has 9 rows of up to 512 tokens, there was room for 8, there is for 16 from here on"
-    )
-    assert room.grow([pack(*[10] * 16)]) is None
+    assert room.grow([pack(*[10] * 6)]) == {}
+    assert room.grow([pack(*[10] * 8), pack(600)]) == {}
+    assert room.grow([pack(*[10] * 9), pack(700)]) == {
+        512: "a pack has 9 rows of up to 512 tokens, there was room for 8, there is for 16 from here on"
+    }
+    assert room.grow([pack(*[10] * 16)]) == {}
 
 
 def test_rows_of_no_length_fill_up() -> None:
