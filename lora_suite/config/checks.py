@@ -25,6 +25,7 @@ def check_recipe(recipe: Recipe, origin: Callable[[str], str]) -> None:
         problems += [
             *_lora(recipe),
             *_unavailable(recipe),
+            *_fast_path(recipe),
             *_sizes(recipe),
             *_optimizer(recipe),
             *_rhythm(recipe),
@@ -184,6 +185,18 @@ def _unavailable(recipe: Recipe) -> Iterator[Problem]:
             ),
         ]
     yield from ((key, text) for refused, key, text in table if refused)
+
+
+def _fast_path(recipe: Recipe) -> Iterator[Problem]:
+    """A path that is never taken cannot be required: every run would train first, and then fail."""
+    policy = recipe.policy
+    backend = policy.dtensor_cfg if policy.backend == "dtensor" else policy.megatron_cfg
+    if policy.require_fast_path and backend.fast_path == "off":
+        yield (
+            f"policy.{policy.backend}_cfg.fast_path",
+            "is off, but policy.require_fast_path is true, so no run could pass; set auto, or "
+            "policy.require_fast_path=false",
+        )
 
 
 def _sizes(recipe: Recipe) -> Iterator[Problem]:

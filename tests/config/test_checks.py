@@ -131,6 +131,14 @@ def test_contradictions_are_refused(overrides, message):
             ],
             f"{DTENSOR_LORA}.dropout_position",
         ),
+        (
+            ["policy.require_fast_path=true", "policy.dtensor_cfg.fast_path=off"],
+            "policy.dtensor_cfg.fast_path",
+        ),
+        (
+            [*MEGATRON, "policy.require_fast_path=true", "policy.megatron_cfg.fast_path=off"],
+            "policy.megatron_cfg.fast_path",
+        ),
         (["policy.dtensor_cfg.cpu_offload=true"], "policy.dtensor_cfg.cpu_offload"),
         (["policy.dtensor_cfg.sequence_parallel=true"], "policy.dtensor_cfg.sequence_parallel"),
         (["policy.dtensor_cfg.context_parallel_size=2"], "policy.dtensor_cfg.context_parallel_size"),
@@ -168,6 +176,8 @@ def test_the_refusal_names_the_line_of_the_yaml(tmp_path):
     "overrides",
     [
         ["policy.dtensor_cfg._v2=false"],  # without LoRA
+        ["policy.dtensor_cfg.fast_path=off"],
+        ["policy.require_fast_path=true", "policy.megatron_cfg.fast_path=off"],  # of the other backend
         [f"{SHARDING}=replicate", "policy.dtensor_cfg.dp_replicate_size=1"],  # of one rank the same
         ["cluster.gpus_per_node=4", f"{SHARDING}=hsdp", "policy.dtensor_cfg.dp_replicate_size=2"],
         ["+policy.dtensor_cfg.automodel_kwargs.force_hf=true"],
