@@ -25,8 +25,8 @@ DATA = Path(os.environ.get("LORA_SUITE_DATA", ROOT.parent / "shared/data"))
 
 def test_there_are_recipes_of_every_kind():
     stems = {path.stem for path in ALL}
-    assert len(stems) == 47
-    assert len(LORA) == 24
+    assert len(stems) == 51
+    assert len(LORA) == 26
 
 
 @pytest.mark.parametrize("init", ["as it is", "random"])
