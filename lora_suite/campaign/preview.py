@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import wrap
 
 from rich.console import Console
 from rich.text import Text
@@ -40,13 +41,28 @@ def preview(request: Request, console: Console | None = None) -> int:
         units, site = units_of(plan), load_site(request.site)
         lines += job_lines(units, site)
     for line in lines:
-        console.print(Text(line), soft_wrap=True, highlight=False)
+        for part in _folded(line, console.width) if console.is_terminal else [line]:
+            console.print(Text(part), soft_wrap=True, highlight=False)
     for warning in refuse_errors(asked):
         console.print(Text(str(warning)), soft_wrap=True, highlight=False)
     refuse_too_large(plan, units, site)
     if any(isinstance(case, UnreadableCase) for case in plan.cases.values()):
         return EXIT_CODES["MISSING"]
     return EXIT_CODES["INCOMPARABLE"] if any(pair.not_comparable for pair in plan.pairs) else 0
+
+
+def _folded(line: str, width: int) -> list[str]:
+    """A line of the plan between its words, further in from the second part on; words are left whole."""
+    text = line.lstrip()
+    indent = line[: len(line) - len(text)]
+    return wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:

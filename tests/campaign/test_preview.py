@@ -43,6 +43,21 @@ def test_runs_stand_in_their_order(shown):
     assert len(runs) == 8
 
 
+@pytest.mark.parametrize("width", [80, 160])
+def test_on_a_terminal_lines_are_folded_between_words_and_lose_none(monkeypatch, tmp_path, width):
+    plan = make_plan()
+    monkeypatch.setattr("lora_suite.campaign.request.load_plan", lambda path, **options: plan)
+    monkeypatch.setattr(campaign, "lint_plan", lambda plan: [])
+    request = Request(Path("suites/smoke.yaml"), results=tmp_path / "results")
+    whole, folded = console(), console(width, terminal=True)
+    assert preview(request, whole) == preview(request, folded) == 0
+    assert printed(folded).split() == printed(whole).split()
+    assert max(map(len, printed(folded).splitlines())) <= width
+    assert max(map(len, printed(whole).splitlines())) > 160
+    invariants = printed(folded).split("    LoRA invariants: ")[1].splitlines()
+    assert invariants[1].startswith("        ")
+
+
 def test_the_cost_is_exact(shown):
     # 8 runs × 3 minutes = 24 minutes; on 2 processes each 0.8 GPU-hours.
     _, lines = shown(make_plan(budget_gpu_hours=1.0))
