@@ -315,7 +315,10 @@ def _data(recipe: Recipe) -> Iterator[Problem]:
     data = recipe.data
     for name, source in (("train", data.train), ("validation", data.validation)):
         if source is not None and (source.data_path is None) == (source.dataset_name is None):
-            yield f"data.{name}", "set either data_path (a file or folder) or dataset_name (of the hub)"
+            yield (
+                f"data.{name}",
+                "set either data_path (a file or folder) or dataset_name (of the hub, or random)",
+            )
     if data.validation is not None and data.train.split_validation_size:
         yield (
             "data.train.split_validation_size",

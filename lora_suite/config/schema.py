@@ -19,7 +19,9 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 def _by_one_name(value: object) -> object:
     """One value for each meaning; 1 would pass for true."""
-    return value if isinstance(value, bool) else {"none": False, "full": True}.get(str(value), str(value))
+    if isinstance(value, str):
+        return {"none": False, "full": True}.get(value, value)
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 Recomputation = Annotated[Literal[False, "selective", True], BeforeValidator(_by_one_name)]

@@ -37,6 +37,11 @@ LORA = "policy.dtensor_cfg.lora_cfg"
             "is \"selectiv\", but must be false, 'selective' or true; the nearest is selective",
         ),
         ("policy.dtensor_cfg.activation_checkpointing=1", "but must be false, 'selective' or true"),
+        (
+            "policy.dtensor_cfg.activation_checkpointing=null",
+            "is null, but must be false, 'selective' or true",
+        ),
+        ("policy.dtensor_cfg.activation_checkpointing=[full]", 'is ["full"], but must be false, \'selective'),
         (f"{LORA}.dropout=1.0", "dropout is 1.0: input should be less than 1"),
         (f"{LORA}.target_modules=q_proj", 'must be a list, not "q_proj"'),
         (f"{LORA}.target_modules=[1]", 'must be a text, not 1; write "1" in quotes'),
