@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.train.dtensor.ranks import LORA, Setting, rows, run_ranks, supervised, wake_adapters
+from tests.train.dtensor.ranks import LORA, TINY, Setting, rows, run_ranks, supervised, wake_adapters
 
 KEY = "policy.dtensor_cfg.activation_checkpointing"
 PEFT = "policy.dtensor_cfg.lora_cfg.implementation=peft"
 TP2 = "policy.dtensor_cfg.tensor_parallel_size=2"
+DROPOUT = "policy.dtensor_cfg.lora_cfg.dropout=0.3"
+BEFORE = "policy.dtensor_cfg.lora_cfg.dropout_position=pre"
 
 
 class Counting(TorchDispatchMode):
@@ -35,6 +38,7 @@ def steps(settings):
         backend = setting.build()
         if backend.bank is not None:
             wake_adapters(backend)
+        torch.manual_seed(7)
         with Counting() as counting:
             loss = backend.forward_backward([rows()], supervised(rows())).item()
         backend.sync_gradients()
@@ -74,3 +78,24 @@ def test_the_same_step_without_a_product_more(tmp_path, arm, world):
         assert attention(plain) == attention(some) < attention(every)
         # Norms are computed again: a root each.
         assert plain[3]["rsqrt"] < some[3]["rsqrt"] <= every[3]["rsqrt"]
+
+
+def test_nothing_is_added_twice_into_what_is_kept(tmp_path):
+    """Biases, and adapters with dropout, whose masks are drawn again: a product may be written into once."""
+    biased = tmp_path / "biased.json"
+    biased.write_text(json.dumps(json.loads(TINY.read_text()) | {"attention_bias": True, "mlp_bias": True}))
+    arms = [(), (LORA,), (LORA, DROPOUT), (LORA, DROPOUT, BEFORE), (LORA, PEFT, DROPOUT, BEFORE)]
+    settings = [
+        Setting((*arm, f"{KEY}={which}"), biased, "float64")
+        for arm in arms
+        for which in ("false", "selective")
+    ]
+    (found,) = run_ranks(1, tmp_path / "ranks", steps, settings)
+    losses = set()
+    for plain, some in zip(found[::2], found[1::2], strict=True):
+        assert some[:2] == plain[:2]
+        for mine, right in zip(some[2], plain[2], strict=True):
+            assert mine == right if isinstance(mine, str) else torch.equal(mine, right)
+        losses.add(plain[0])
+    # Adapters change the loss, and masks do, each kind its own.
+    assert len(losses) == len(arms)
