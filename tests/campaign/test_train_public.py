@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import fx
+from torch.nn import attention
 from transformers import AutoConfig, AutoModelForCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,6 +124,25 @@ def test_compiled_attention_has_no_mask_unless_asked_for(
     assert calls
     assert {call["attn_mask"] is not None for call in calls} == {masked}
     assert {call["is_causal"] for call in calls} == {not masked}
+
+
+@pytest.mark.parametrize(("words", "first"), [((), "CUDNN_ATTENTION"), (("--attention", "torch"), None)])
+def test_the_fastest_kernel_of_attention_comes_first_unless_asked_not_to(
+    public: ModuleType, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], first: str | None
+) -> None:
+    order = partial(attention._cur_sdpa_kernel_backends, with_priority=True)
+    before, seen = order(), []
+
+    def rows(*shape: int) -> Iterator[torch.Tensor]:
+        seen.append(order())
+        yield torch.zeros(shape, dtype=torch.int64)
+
+    monkeypatch.setattr(public, "full_rows", rows)
+    monkeypatch.setattr(sys, "argv", ["train_public.py", "--length", "8", "--steps", "1", *words])
+    public.main()
+    # Whoever has no such kernel falls back on the others.
+    assert seen[0] == before if first is None else seen[0][0].name == first
+    assert {"FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"} <= {each.name for each in seen[0]}
 
 
 def test_rows_are_full_of_text_that_starts_again(public: ModuleType) -> None:
