@@ -17,7 +17,7 @@ help:
 	@echo "make lint           ruff, mypy, import-linter, licence headers, docstring coverage, docs-check"
 	@echo "make docs-check     tests that the pages name are collected, links and commands are right"
 	@echo "make bench          time check_metrics on a 28 MB metrics.json, and trends and nights of a long history"
-	@echo "make soak           the long runs: fuzzing of the expression parser, selftest --full, the benches"
+	@echo "make soak           the long runs: fuzzing of the expression parser, selftest --full, the benches, real step times"
 	@echo "make clean          remove .venv and caches"
 
 require-jq:
@@ -58,6 +58,9 @@ bench: install
 soak: install bench
 	$(BIN)/python tests/check_metrics/fuzz_parser.py --seconds 600
 	$(BIN)/lora-suite selftest --full
+# On a machine that does nothing else: plain PEFT takes our time, and three times that is seen.
+	$(BIN)/lora-suite run suites/external_example.yaml
+	$(BIN)/lora-suite run suites/external_example.yaml --arm external:--slow=3; test $$? -eq 1
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis results

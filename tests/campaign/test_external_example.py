@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = REPOSITORY / "suites" / "external_example.yaml"
+
+EXIT = {"FAIL": 1, "INCONCLUSIVE": 5, "PASS": 0}
+"""What a suite ends with, the worst first."""
 
 pytestmark = [pytest.mark.train, pytest.mark.slow]
 
@@ -30,10 +34,11 @@ def run_example(results: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(verdict.read_text()), done.stdout + done.stderr
 
 
-def test_plain_peft_beside_ours_passes(tmp_path: Path) -> None:
-    status, verdict, output = run_example(tmp_path)
-    assert status == 0, output
+def test_plain_peft_beside_ours_is_judged_by_what_it_took(tmp_path: Path) -> None:
+    """Whether both take the same time is asked of a quiet machine (`make soak`), not of this one."""
+    status, verdict, output = run_example(tmp_path, "--repeats", "3")
     runs = {run["arm"]: run for run in verdict["runs"]}
+    assert {run["state"] for run in verdict["runs"]} == {"PASS"}, output
     assert runs["external"]["not_judged"] == ["LoRA invariants (not measured in an external run)"]
     (pair,) = verdict["pairs"]
     assert any("weak evidence" in note for note in pair["notes"])
@@ -48,11 +53,50 @@ def test_plain_peft_beside_ours_passes(tmp_path: Path) -> None:
     assert (folders["external"] / "outputs" / "out" / "metrics.json").is_file()
     assert not (EXAMPLE.parent / "external" / "out").exists()
 
+    check, tail = pair["checks"]
+    assert (check["operator"], check["limit"]) == ("<", 1.7)
+    if check["effect"] is not None:
+        assert check["effect"]["ratios"] == pytest.approx(ratios(verdict, check), rel=1e-9)
+    assert check["state"] == state_of(check)
+    # A tail that only may be too long is none.
+    assert tail["state"] == (
+        "PASS" if state_of(tail) == "INCONCLUSIVE" and tail["effect"] else state_of(tail)
+    )
+    worst = next(each for each in EXIT if each in (check["state"], tail["state"]))
+    assert (pair["state"], status) == (worst, EXIT[worst])
 
-def test_plain_peft_three_times_as_slow_fails_the_pair(tmp_path: Path) -> None:
-    status, verdict, output = run_example(tmp_path, "--arm", "external:--slow=3")
-    assert status == 1, output
-    assert {run["state"] for run in verdict["runs"]} == {"PASS"}
+
+def test_plain_peft_far_slower_does_not_pass(tmp_path: Path) -> None:
+    """Six times as slow, where 1.7 is the limit: more than a busy machine makes of one arm or the other."""
+    status, verdict, output = run_example(tmp_path, "--repeats", "3", "--arm", "external:--slow=6")
+    assert {run["state"] for run in verdict["runs"]} == {"PASS"}, output
     (pair,) = verdict["pairs"]
-    assert pair["state"] == "FAIL"
-    assert pair["checks"][0]["effect"]["low"] > 1.7
+    check = pair["checks"][0]
+    assert check["state"] == state_of(check) != "PASS"
+    assert (pair["state"], status) in (("FAIL", 1), ("INCONCLUSIVE", 5))
+    assert min(ratios(verdict, check)) > 1.7
+
+
+def ratios(verdict: dict[str, Any], check: dict[str, Any]) -> list[float]:
+    """The external arm's step as a multiple of ours, of each repeat: the median over the steps that count."""
+    times: dict[tuple[str, int], dict[str, float]] = {}
+    for run in verdict["runs"]:
+        series = json.loads((Path(run["directory"]) / "metrics.json").read_text())
+        times[run["arm"], run["repeat"]] = series["timing/train/step_time"]
+    found = []
+    for matched in check["matched"]:
+        repeat, counted = matched["repeat"], set(matched["steps"]) - set(matched["trimmed"])
+        external, native = times["external", repeat], times["native", repeat]
+        found.append(statistics.median(external[str(step)] / native[str(step)] for step in counted))
+    return found
+
+
+def state_of(check: dict[str, Any]) -> str:
+    """What `ratio < limit` comes to, by its interval; there is none of times that were not steady."""
+    if check["effect"] is None:
+        assert "steady" in check["message"]
+        return "INCONCLUSIVE"
+    low, high = check["effect"]["low"], check["effect"]["high"]
+    if high < check["limit"]:
+        return "PASS"
+    return "FAIL" if low >= check["limit"] else "INCONCLUSIVE"
