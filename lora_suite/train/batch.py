@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -13,22 +14,39 @@ IGNORED = -100
 
 
 @dataclass(frozen=True)
+class Extent:
+    """How many segments a packed micro batch has, and the length of the longest."""
+
+    segments: int
+    longest: int
+
+    @classmethod
+    def over(cls, packs: Iterable[Sequence[int]]) -> Extent:
+        """The most of either among packs of segments of these lengths."""
+        packs = list(packs)
+        return cls(max(map(len, packs)), max(max(lengths) for lengths in packs))
+
+
+@dataclass(frozen=True)
 class Segments:
     """Where rows begin and end in a packed micro batch, whose slots are one sequence.
 
     lengths: of each row in turn, then of the padding, in segments like any other; they sum to the slots.
     boundaries: int32 [segments + 1] on the device, 0 and then the sums of `lengths` (what variable length
     attention calls cu_seqlens). Attention goes from a position to itself and the earlier ones of its own
-    segment, nowhere else.
+    segment, nowhere else. of_ranks: the most that any data parallel rank's pack has in this micro batch of a
+    step, the same on all of them.
     """
 
     lengths: tuple[int, ...]
     boundaries: torch.Tensor
+    of_ranks: Extent
 
     @classmethod
-    def of(cls, lengths: tuple[int, ...]) -> Segments:
-        """Segments of these lengths, on the CPU."""
-        return cls(lengths, torch.tensor([0, *accumulate(lengths)], dtype=torch.int32))
+    def of(cls, lengths: tuple[int, ...], of_ranks: Extent | None = None) -> Segments:
+        """Segments of these lengths, on the CPU; of_ranks: None where there is one rank."""
+        boundaries = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+        return cls(lengths, boundaries, of_ranks or Extent.over([lengths]))
 
     @property
     def longest(self) -> int:
@@ -39,11 +57,12 @@ class Segments:
         """The same with segments of no length behind, `count` in all; without a wait for the device."""
         more = count - len(self.lengths)
         ends = self.boundaries[-1:].expand(more)
-        return Segments(self.lengths + (0,) * more, torch.cat([self.boundaries, ends]))
+        boundaries = torch.cat([self.boundaries, ends])
+        return replace(self, lengths=self.lengths + (0,) * more, boundaries=boundaries)
 
     def to(self, device: torch.device) -> Segments:
         """The same segments on `device`."""
-        return Segments(self.lengths, self.boundaries.to(device, non_blocking=True))
+        return replace(self, boundaries=self.boundaries.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.train.dtensor.fast_ranks import MAX_NORM, STEPS, TP, different, train_each
+from tests.train.dtensor.fast_ranks import MAX_NORM, STEPS, TP, different, train_each, train_packed
 from tests.train.dtensor.ranks import LORA, TINY_HYBRID, Setting, run_ranks
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -45,6 +45,21 @@ def test_any_layout_trains_as_one_gpu_does(tmp_path: Path) -> None:
             went = distance(expected["values"], start[index]["values"])
             assert went > 0, what
             assert distance(ranks[0][index]["values"], expected["values"]) < of_values * went, what
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_ranks_capture_each_kind_of_pack_together(tmp_path: Path, arm: str) -> None:
+    """Packs of rows of up to 512 and up to 2048 tokens; a rank that captured alone would wait forever."""
+
+    def run(world: int) -> list[Any]:
+        keys = (*ARMS[arm], EPS, "policy.max_total_sequence_length=2048")
+        setting = Setting(keys, precision="bfloat16", world=world)
+        return run_ranks(world, tmp_path / str(world), train_packed, setting, 2048, "cuda", backend="nccl")
+
+    (one,) = run(1)
+    for ours in run(2):
+        for step, expected in zip(ours, one, strict=True):
+            assert step == pytest.approx(expected, rel=LIMITS["bfloat16"][0])
 
 
 EXPERTS = "policy.dtensor_cfg.expert_parallel_size"

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from lora_suite.config.schema import Recipe
-from lora_suite.train.batch import IGNORED, MicroBatch, Segments
+from lora_suite.train.batch import IGNORED, Extent, MicroBatch, Segments
 from lora_suite.train.data.batches import GlobalBatch
 from lora_suite.train.data.examples import Example
 from lora_suite.train.topology import Axis
@@ -100,7 +100,12 @@ class PackedRows:
         """This data parallel rank's micro batches, on the CPU."""
         packs = self._packs(batch)
         packs += [[]] * (-len(packs) % dp.size)
-        return [self._collate(pack) for pack in packs[dp.index :: dp.size]]
+        made = []
+        for start in range(0, len(packs), dp.size):
+            beside = packs[start : start + dp.size]
+            of_ranks = Extent.over(map(self._segments, beside))
+            made.append(self._collate(beside[dp.index], of_ranks))
+        return made
 
     def slots(self, batch: GlobalBatch, dp_size: int) -> int:
         """Token slots of the whole global batch over all data parallel ranks, padded ones too."""
@@ -112,7 +117,13 @@ class PackedRows:
             [batch.examples[index] for index in pack] for pack in first_fit_decreasing(lengths, self.capacity)
         ]
 
-    def _collate(self, pack: Sequence[Example]) -> MicroBatch:
+    def _segments(self, pack: Sequence[Example]) -> list[int]:
+        """Lengths of a pack's rows, and of the segments of its padding."""
+        lengths = [example.length for example in pack]
+        piece = min(self.longest, PADDING)
+        return lengths + [min(piece, self.capacity - at) for at in range(sum(lengths), self.capacity, piece)]
+
+    def _collate(self, pack: Sequence[Example], of_ranks: Extent) -> MicroBatch:
         tokens = np.full(self.capacity, self.pad_id, dtype=np.int64)
         labels = np.full(self.capacity, IGNORED, dtype=np.int64)
         start = 0
@@ -120,15 +131,13 @@ class PackedRows:
             here = slice(start, start + example.length)
             tokens[here], labels[here] = example.tokens, example.labels
             start = here.stop
-        lengths = [example.length for example in pack]
-        piece = min(self.longest, PADDING)
-        lengths += [min(piece, self.capacity - at) for at in range(start, self.capacity, piece)]
+        lengths = self._segments(pack)
         positions = np.concatenate([np.arange(length) for length in lengths])
         return MicroBatch(
             torch.from_numpy(tokens[None]),
             torch.from_numpy(labels[None]),
             torch.from_numpy(positions[None]),
-            Segments.of(tuple(lengths)),
+            Segments.of(tuple(lengths), of_ranks),
         )
 
 

@@ -7,6 +7,9 @@ It starts a block for every 128 slots of every row that there is room for, of ea
 anything to do or not: on one H200, 524,000 blocks (256 rows of 8192 slots, 32 heads) cost 3.4 ms of a
 layer's forward and backward. Packs of long rows have few of them, packs of short ones many. So packs are told
 apart by the power of two that their longest row fits into, and each kind has a graph and a room of its own.
+
+What counts is the most that any data parallel rank has at once, so that all ranks capture the same kinds in
+the same order: a pass may hold sums over ranks, which a rank that captures would otherwise wait for alone.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ class Room:
 
     @staticmethod
     def length(pack: Segments) -> int:
-        """The length that each row of a pack fits into."""
-        return max(_SHORTEST, 1 << (pack.longest - 1).bit_length())
+        """The length that each row of a pack, and of what other ranks have beside it, fits into."""
+        return max(_SHORTEST, 1 << (pack.of_ranks.longest - 1).bit_length())
 
     def grow(self, batches: Sequence[MicroBatch]) -> dict[int, str]:
         """Have room for the packs among the micro batches.
@@ -44,7 +47,7 @@ class Room:
         packs = [batch.segments for batch in batches if batch.segments is not None]
         fullest: dict[int, int] = {}
         for pack in packs:
-            fullest[self.length(pack)] = max(fullest.get(self.length(pack), 0), len(pack.lengths))
+            fullest[self.length(pack)] = max(fullest.get(self.length(pack), 0), pack.of_ranks.segments)
         outgrown = {}
         for length, rows in fullest.items():
             had = self.rows.get(length, 0)

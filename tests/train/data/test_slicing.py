@@ -153,6 +153,18 @@ def test_packed_ranks_have_every_row_once_and_equally_many_micro_batches(size: i
     assert packed.slots(batch, size) == sum(micro.slots for rank in ranks for micro in rank)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_ranks_know_the_most_that_any_of_them_has_at_once(size: int) -> None:
+    batch, packed = rows(10), PackedRows(24, PAD, 24)
+    ranks = [packed.micro_batches(batch, Axis(index, size)) for index in range(size)]
+    for beside in zip(*ranks, strict=True):
+        segments = [micro.segments for micro in beside if micro.segments is not None]
+        assert len(segments) == size
+        most = max(len(each.lengths) for each in segments)
+        longest = max(length for each in segments for length in each.lengths)
+        assert {(each.of_ranks.segments, each.of_ranks.longest) for each in segments} == {(most, longest)}
+
+
 def test_a_sequence_of_padding_alone_counts_nothing() -> None:
     batch = GlobalBatch((example(1, 2, 3),))
     (mine,) = PackedRows(4, PAD, 4).micro_batches(batch, Axis(1, 2))

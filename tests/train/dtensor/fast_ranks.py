@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -14,6 +16,9 @@ from lora_suite.train.backends.dtensor.fast.backend import FastBackend
 from lora_suite.train.backends.dtensor.fast.decoder import Decoder, split_dim
 from lora_suite.train.backends.dtensor.fast.hybrid import HybridDecoder
 from lora_suite.train.batch import MicroBatch
+from lora_suite.train.data.batches import GlobalBatch
+from lora_suite.train.data.examples import Example
+from lora_suite.train.data.slicing import PackedRows
 from tests.train.dtensor.ranks import (
     RECIPES,
     Setting,
@@ -64,6 +69,30 @@ def train(backend: FastBackend, micro: int, steps: int = STEPS, first: int = 0) 
         "values": {name: value.cpu() for name, value in values.items()},
         "trainable": backend.trainable_parameters(),
     }
+
+
+def packed_steps(capacity: int) -> Iterator[GlobalBatch]:
+    """Batches of random rows: short ones alone, then with some that are longer than half of a pack."""
+    generator = np.random.Generator(np.random.PCG64(3))
+    for longest in (capacity // 4, capacity - 1, capacity // 4, capacity - 1):
+        lengths = generator.integers(2, longest, size=12)
+        tokens = [generator.integers(256, size=length, dtype=np.int32) for length in lengths]
+        yield GlobalBatch(tuple(Example(row, np.arange(len(row)) > 0) for row in tokens))
+
+
+def train_packed(setting: Setting, capacity: int, kind: str = "cpu") -> list[tuple[float, float]]:
+    """Losses and norms of steps whose packs are of several kinds, on this rank's own device of that kind."""
+    device = CPU if kind == "cpu" else torch.device(kind, dist.get_rank())
+    backend, seen = build(setting, device), []
+    dp, slicing = backend.topology.dp, PackedRows(capacity, 0, capacity)
+    for batch in packed_steps(capacity):
+        mine = [_on(each, device) for each in slicing.micro_batches(batch, dp)]
+        loss = dp.sum(backend.forward_backward(mine, batch.supervised).clone())
+        backend.sync_gradients()
+        norm = backend.clip_gradients(MAX_NORM)
+        backend.optimizer_step(1e-3)
+        seen.append((loss.item() / batch.supervised, norm.item()))
+    return seen
 
 
 def train_each(

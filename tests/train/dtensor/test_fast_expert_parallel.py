@@ -115,10 +115,19 @@ def test_every_invariant_of_a_run_with_split_experts_holds(new_run, tmp_path):
     assert {"replicas_equal", "frozen_unchanged"} <= {each.name for each in two.record.invariants if each.ok}
 
 
-def test_it_is_not_refused_but_with_packed_rows(monkeypatch):
+@pytest.mark.slow
+def test_packed_rows_go_to_experts_of_other_ranks(new_run, tmp_path):
+    keys = (*ARMS["lora"], PACKED, f"policy.model_name={TINY_HYBRID}", "policy.train_global_batch_size=16")
+    one, two = new_run("one"), new_run("two")
+    assert one.train(*keys, backend=partial(fast.build, gpu=False)) == 0
+    two.write_job(*keys, "cluster.gpus_per_node=2", "policy.dtensor_cfg.expert_parallel_size=2")
+    run_program(two.folder, tmp_path / "rank.py")
+    losses = [list(run.metrics["train/loss"].values()) for run in (one, two)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-10)
+
+
+def test_it_is_not_refused(monkeypatch):
     monkeypatch.setattr("lora_suite.train.backends.dtensor.fast.hybrid_build.find_spec", lambda _: object())
     for arm in ARMS.values():
-        assert refusal(hybrid(*arm, PADDED, ep=2, precision="bfloat16"), memory=2**40) is None
-    said = refusal(hybrid(*ARMS["lora"], PACKED, ep=2, precision="bfloat16"), memory=2**40)
-    assert "sequence_packing" in str(said)
-    assert "expert_parallel_size" in str(said)
+        for rows in (PADDED, PACKED):
+            assert refusal(hybrid(*arm, rows, ep=2, precision="bfloat16"), memory=2**40) is None

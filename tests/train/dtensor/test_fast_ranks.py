@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lora_suite.train.backends.dtensor import fast
-from tests.train.dtensor.fast_ranks import MAX_NORM, TP, build, different, train, train_each
+from tests.train.dtensor.fast_ranks import MAX_NORM, TP, build, different, train, train_each, train_packed
 from tests.train.dtensor.ranks import LORA, TINY, Setting, run_ranks
 
 ARMS = [(LORA,), ()]
@@ -123,6 +123,20 @@ def run_program(folder, script):
         timeout=120,
         check=True,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", [(), (LORA,)], ids=["full", "lora"])
+def test_packs_of_two_ranks_train_as_those_of_one(tmp_path, arm):
+    def run(world):
+        setting = Setting((*arm, "policy.max_total_sequence_length=64"), precision="float64", world=world)
+        return run_ranks(world, tmp_path / str(world), train_packed, setting, 64)
+
+    (one,) = run(1)
+    for ours in run(2):
+        assert [value for step in ours for value in step] == pytest.approx(
+            [value for step in one for value in step], rel=1e-9
+        )
 
 
 @pytest.mark.slow

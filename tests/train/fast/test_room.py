@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from lora_suite.train.batch import MicroBatch, Segments
+from lora_suite.train.batch import Extent, MicroBatch, Segments
 from lora_suite.train.fast.room import Room
 
 
@@ -30,6 +30,19 @@ def test_what_is_too_small_is_told_and_a_new_kind_is_not() -> None:
         512: "a pack has 9 rows of up to 512 tokens, there was room for 8, there is for 16 from here on"
     }
     assert room.grow([pack(*[10] * 16)]) == {}
+
+
+def test_what_other_ranks_have_at_once_counts() -> None:
+    lengths = (100, 28)
+    slots = torch.zeros(1, 128, dtype=torch.int64)
+    mine = MicroBatch(slots, slots, slots, Segments.of(lengths, Extent(segments=20, longest=700)))
+    room = Room()
+    room.grow([mine])
+    assert room.rows == {1024: 32}
+    fitted = room.fit(mine).segments
+    assert fitted is not None
+    assert fitted.lengths == (*lengths, *[0] * 30)
+    assert Room.length(fitted) == 1024
 
 
 def test_rows_of_no_length_fill_up() -> None:

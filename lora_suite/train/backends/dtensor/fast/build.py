@@ -85,10 +85,6 @@ def refusal(recipe: Recipe, blueprint: Blueprint, memory: int) -> str | None:
         "tensor_parallel_size is above 1, and o_proj or down_proj has a bias": (
             dtensor.tensor_parallel_size > 1 and _row_bias(blueprint)
         ),
-        # A rank captures anew when its own packs need room, and the sums in a pass are of all ranks.
-        "sequence_packing is on, and full SFT is of several data parallel ranks": (
-            recipe.policy.sequence_packing.enabled and not lora.enabled and recipe.data_parallel_size > 1
-        ),
         "a linear outside the layers has an adapter": any(
             _place(site) is None for site in blueprint.adapters
         ),

@@ -37,10 +37,6 @@ def hybrid_refusals(recipe: Recipe, hybrid: HybridShape) -> dict[str, bool]:
         "precision is not bfloat16, and experts' grouped products know no other": (
             recipe.policy.precision != "bfloat16"
         ),
-        # A rank captures anew when its own packs need room, and experts are in passes of all their ranks.
-        "sequence_packing is on, and expert_parallel_size is above 1": (
-            recipe.policy.sequence_packing.enabled and dtensor.expert_parallel_size > 1
-        ),
         "experts_implementation is loop": dtensor.experts_implementation == "loop",
         "lora_cfg.implementation is peft, and the model is a hybrid": lora.enabled
         and lora.implementation == "peft",

@@ -55,10 +55,6 @@ def refusal(recipe: Recipe, blueprint: Blueprint) -> str | None:
         "lora_cfg.lora_dtype is not the model's": (
             lora.enabled and lora.lora_dtype not in (None, policy.precision)
         ),
-        # A rank captures anew when its own packs need room, and the sums in a pass are of all ranks.
-        "sequence_packing is on, and full SFT is of several data parallel ranks": (
-            policy.sequence_packing.enabled and not lora.enabled and recipe.data_parallel_size > 1
-        ),
         "the head has an adapter": any(site.name in HEAD_NAMES for site in blueprint.adapters),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
