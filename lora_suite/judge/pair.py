@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lora_suite.judge.block import environment_difference, lacking_runs, whole_blocks
+from lora_suite.judge.fast_path import paths_note
 from lora_suite.judge.matching import match_steps
 from lora_suite.judge.pair_check import judge_pair_check
 from lora_suite.judge.ratio import Method
@@ -58,8 +59,8 @@ def judge_pair(
     notes = [f"planted fault: {difference_text(fault)}" for fault in pair.faults]
     if pair.not_compared:
         notes.append(f"not compared, as an arm does not say it: {', '.join(pair.not_compared)}")
-    if checks and matching.note:
-        notes.append(matching.note)
+    if checks:
+        notes += filter(None, (matching.note, paths_note(blocks)))
     if checks and lacking:
         notes.append(f"judged on {len(blocks)} of {pair.repeats} repeats")
     return PairVerdict(

@@ -575,3 +575,30 @@ class TestOtherChecks:
 def test_planted_faults_are_noted(tmp_path):
     pair = make_pair(faults=(Difference("debug.faults.slow_step", 1.0, 3.0),))
     assert judged(tmp_path, pair=pair).notes == ["planted fault: debug.faults.slow_step (1.0 and 3.0)"]
+
+
+FAST = {"taken": True, "reason": "", "required": False}
+PACKED = {"taken": False, "reason": "sequence_packing is on", "required": False}
+
+
+class TestPaths:
+    def notes(self, tmp_path: Path, full: dict[str, Any] | None, lora: dict[str, Any] | None) -> list[str]:
+        paths = {"full": full, "lora": lora}
+        return judged(tmp_path, lambda arm, repeat: record(fast_path=paths[arm])).notes
+
+    def test_a_fast_arm_against_a_slow_one_is_noted(self, tmp_path):
+        assert self.notes(tmp_path, PACKED, FAST) == [
+            "lora took the fast path, full did not (sequence_packing is on): part of what the arms differ by "
+            "is the path"
+        ]
+
+    @pytest.mark.parametrize("other", [FAST, None])
+    def test_arms_of_one_path_or_of_another_trainer_are_not(self, tmp_path, other):
+        assert self.notes(tmp_path, other, FAST) == []
+
+    def test_one_repeat_of_several_is_enough(self, tmp_path):
+        harm = only("full", 2, record(fast_path=PACKED))
+        both = judged(tmp_path, lambda *run: harm(*run) or record(fast_path=FAST))
+        assert [note.partition(":")[0] for note in both.notes] == [
+            "full, lora took the fast path, full did not (sequence_packing is on)"
+        ]
