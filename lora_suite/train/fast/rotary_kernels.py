@@ -33,9 +33,21 @@ def _angles(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _place(head, heads, kv_heads, grouped: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where a head, counted through queries, keys and values, stands among a token's states."""
+    if not grouped:
+        return head
+    per = heads // kv_heads
+    of_query = head // per * (per + 2) + head % per
+    of_key = (head - heads) * (per + 2) + per
+    of_value = (head - heads - kv_heads) * (per + 2) + per + 1
+    return tl.where(head < heads, of_query, tl.where(head < heads + kv_heads, of_key, of_value))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _rotate(  # type: ignore[no-untyped-def]
     states, cos, sin, query, key, value, length, heads, kv_heads, row_stride, slot_stride,
-    cos_stride, sin_stride, half: tl.constexpr, block: tl.constexpr,
+    cos_stride, sin_stride, grouped: tl.constexpr, half: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     row, slot = token // length, token % length
@@ -44,7 +56,8 @@ def _rotate(  # type: ignore[no-untyped-def]
     of_value = (head >= heads + kv_heads) & (head < heads + 2 * kv_heads)
     inside = (head < heads + 2 * kv_heads)[:, None]
     channel = tl.arange(0, half)[None, :]
-    place = states + row * row_stride + slot * slot_stride + head[:, None] * (2 * half) + channel
+    source = _place(head, heads, kv_heads, grouped)[:, None] * (2 * half)
+    place = states + row * row_stride + slot * slot_stride + source + channel
     left = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     right = tl.load(place + half, mask=inside, other=0.0).to(tl.float32)
     cos_l, cos_r, sin_l, sin_r = _angles(cos, sin, slot, cos_stride, sin_stride, of_query | of_key, half)
@@ -65,7 +78,7 @@ def _rotate(  # type: ignore[no-untyped-def]
 def _rotate_backward(  # type: ignore[no-untyped-def]
     d_query, d_key, d_value, cos, sin, out, length, heads, kv_heads,
     query_row, query_slot, query_head, key_row, key_slot, key_head, value_row, value_slot, value_head,
-    cos_stride, sin_stride, half: tl.constexpr, block: tl.constexpr,
+    cos_stride, sin_stride, grouped: tl.constexpr, half: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     row, slot = token // length, token % length
@@ -86,7 +99,7 @@ def _rotate_backward(  # type: ignore[no-untyped-def]
     left += tl.load(at, mask=of_value[:, None], other=0.0).to(tl.float32)
     right += tl.load(at + half, mask=of_value[:, None], other=0.0).to(tl.float32)
     cos_l, cos_r, sin_l, sin_r = _angles(cos, sin, slot, cos_stride, sin_stride, of_query | of_key, half)
-    place = out + (token * total + head)[:, None] * (2 * half) + channel
+    place = out + (token * total + _place(head, heads, kv_heads, grouped))[:, None] * (2 * half) + channel
     inside = (head < total)[:, None]
     tl.store(place, (left * cos_l + right * sin_r).to(out.dtype.element_ty), mask=inside)
     tl.store(place + half, (right * cos_r - left * sin_l).to(out.dtype.element_ty), mask=inside)
@@ -99,12 +112,13 @@ def _adjacent(tensor: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("lora_suite::rotate", mutates_args=())
 def rotate(
-    states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int, kv_heads: int
+    states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int, kv_heads: int, grouped: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rotated queries [rows, length, heads, head_dim]; rotated keys, and values, of kv_heads.
 
     states [rows, length, heads + 2 · kv_heads, head_dim], each token's heads adjacent; cos, sin [length,
-    head_dim]. head_dim is a power of two.
+    head_dim]. head_dim is a power of two. grouped: the states have a key's queries, it and its value, then
+    those of the next key, instead of all queries, all keys, all values.
     """
     rows, length, total, channels = states.shape
     if states.stride()[2:] != (channels, 1):
@@ -114,14 +128,14 @@ def rotate(
     cos, sin = _adjacent(cos), _adjacent(sin)
     _rotate[(rows * length, triton.cdiv(total, _HEADS))](
         states, cos, sin, query, key, value, length, heads, kv_heads, states.stride(0), states.stride(1),
-        cos.stride(0), sin.stride(0), half=channels // 2, block=_HEADS, num_warps=4,
+        cos.stride(0), sin.stride(0), grouped=grouped, half=channels // 2, block=_HEADS, num_warps=4,
     )  # fmt: skip
     return query, key, value
 
 
 @rotate.register_fake
 def _(
-    states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int, kv_heads: int
+    states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int, kv_heads: int, grouped: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     rows, length, _, channels = states.shape
     key, value = (states.new_empty(rows, length, kv_heads, channels) for _ in range(2))
@@ -130,7 +144,12 @@ def _(
 
 @torch.library.custom_op("lora_suite::rotate_backward", mutates_args=())
 def rotate_backward(
-    d_query: torch.Tensor, d_key: torch.Tensor, d_value: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    d_query: torch.Tensor,
+    d_key: torch.Tensor,
+    d_value: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    grouped: bool,
 ) -> torch.Tensor:
     """The gradient by `rotate`'s states from those by its queries, keys and values."""
     d_query, d_key, d_value, cos, sin = map(_adjacent, (d_query, d_key, d_value, cos, sin))
@@ -141,14 +160,19 @@ def rotate_backward(
     _rotate_backward[(rows * length, triton.cdiv(total, _HEADS))](
         d_query, d_key, d_value, cos, sin, out, length, heads, kv_heads,
         *d_query.stride()[:3], *d_key.stride()[:3], *d_value.stride()[:3], cos.stride(0), sin.stride(0),
-        half=channels // 2, block=_HEADS, num_warps=4,
+        grouped=grouped, half=channels // 2, block=_HEADS, num_warps=4,
     )  # fmt: skip
     return out
 
 
 @rotate_backward.register_fake
 def _(
-    d_query: torch.Tensor, d_key: torch.Tensor, d_value: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    d_query: torch.Tensor,
+    d_key: torch.Tensor,
+    d_value: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    grouped: bool,
 ) -> torch.Tensor:
     rows, length, heads, channels = d_query.shape
     return d_query.new_empty(rows, length, heads + 2 * d_key.shape[2], channels)

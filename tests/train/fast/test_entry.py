@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from lora_suite.train.backends.dtensor.fast.decoder import DecoderLayer, LayerOps, Sizes, layer_ops
+from lora_suite.train.backends.dtensor.fast.decoder import DecoderLayer, Sizes
 from lora_suite.train.fast.collectives import ALONE
 from lora_suite.train.fast.entry import Norm, norm_ops, normed, rms_norm
+from lora_suite.train.fast.layer_ops import LayerOps, layer_ops
 from lora_suite.train.fast.linears import StackedLinear, beside_op, thin_ops
 from lora_suite.train.fast.rotary import rotary_ops, rotated
 from tests.train.fast.interpreter import check_in_interpreter
@@ -95,6 +96,15 @@ def check_rotary():
         close(got, wanted)
     (expected,) = torch.autograd.grad((query, key, value), leaf, [each.double() for each in directions])
     close(mine, expected)
+    # Nine queries, their key and its value, and the same again.
+    order = [*range(9), 18, 20, *range(9, 18), 19, 21]
+    grouped = states.detach()[:, :, order].requires_grad_()
+    for ops in (rotary_ops(), None):
+        again = rotated(grouped, rotation, (heads, kv_heads), ops, grouped=True)
+        for got, wanted in zip(again, found, strict=True):
+            close(got, wanted)
+        (reordered,) = torch.autograd.grad(again, grouped, directions)
+        close(reordered, mine[:, :, order])
 
 
 def layer(rank, ops, thin):
@@ -160,9 +170,10 @@ def check_fakes():
         inputs = (x, x, x, torch.rand(5), weight, *modes)
         torch.library.opcheck(entry_kernels.norm_backward, inputs, test_utils=tests)
     states, cos = torch.randn(2, 3, 8, 4), torch.randn(3, 4)
-    torch.library.opcheck(rotary_kernels.rotate, (states, cos, cos, 4, 2), test_utils=tests)
-    inputs = (states[:, :, :4], states[:, :, :2], states[:, :, 2:4], cos, cos)
-    torch.library.opcheck(rotary_kernels.rotate_backward, inputs, test_utils=tests)
+    for grouped in (False, True):
+        torch.library.opcheck(rotary_kernels.rotate, (states, cos, cos, 4, 2, grouped), test_utils=tests)
+        inputs = (states[:, :, :4], states[:, :, :2], states[:, :, 2:4], cos, cos, grouped)
+        torch.library.opcheck(rotary_kernels.rotate_backward, inputs, test_utils=tests)
 
 
 def kernels_in_interpreter():

@@ -12,9 +12,9 @@ from functools import partial
 import pytest
 import torch
 
-from lora_suite.train.backends.dtensor.fast.decoder import LayerOps, layer_ops
 from lora_suite.train.fast import entry
 from lora_suite.train.fast.entry import NormOps
+from lora_suite.train.fast.layer_ops import LayerOps, layer_ops
 from lora_suite.train.fast.mlp import GatedOps
 from tests.train.dtensor.fast_ranks import build
 from tests.train.dtensor.ranks import LORA, Setting, rows, run_ranks, share

@@ -111,7 +111,6 @@ class LayerModules:
     column: type | None = None
     row: type | None = None
     head_norm: type = RMSNorm
-    attention: type = SdpaAttention
 
 
 PLAIN = LayerModules()
@@ -146,7 +145,7 @@ def _replace_modules(layer: Any, config: TransformerConfig, modules: LayerModule
     """Put our norm, attention and perhaps linears into a layer's spec."""
     attention = layer.self_attention.submodules
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
-    attention.core_attention = modules.attention
+    attention.core_attention = SdpaAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = modules.head_norm
     if modules.column is not None:

@@ -18,16 +18,18 @@ from torch import nn
 from torch.nn import functional
 
 from lora_suite.train.batch import Segments
-from lora_suite.train.models.attention import Blocks, packed_attention
+from lora_suite.train.models.attention import packed_attention
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's RMS norm with megatron-core's constructor.
+    """torch's RMS norm with megatron-core's constructor; `eps` is never left to torch.
 
     Under sequence parallelism each rank normalises its slice of the sequence, so the weight's gradient is
     partial; the mark `sequence_parallel` is what makes megatron-core's `finalize_model_grads` sum it over
     tensor parallel ranks.
     """
+
+    eps: float
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
         device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
@@ -72,7 +74,7 @@ class SdpaAttention(nn.Module):
     """Causal attention by torch's scaled_dot_product_attention, with grouped keys and values as they are.
 
     Rows are padded on the right, so the causal mask is the only one needed: no supervised position can see
-    a padded one. Packed rows bring their segments or blocks. Without parameters, hence without tensor
+    a padded one. Packed rows bring their segments. Without parameters, hence without tensor
     parallel code: it sees this rank's heads.
     """
 
@@ -88,19 +90,15 @@ class SdpaAttention(nn.Module):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attention_mask: Blocks | None,
+        attention_mask: None,
         packed_seq_params: PackedRows | None = None,
         **_options: Any,
     ) -> torch.Tensor:
         """query [length, rows, heads, head_dim], key and value with fewer heads; [length, rows, features].
 
         Packed rows come as `PackedRows`, then without a dimension of rows: [slots, heads, head_dim] to
-        [slots, features]; or as blocks of the mask, then as one row.
+        [slots, features].
         """
-        if attention_mask is not None:
-            query, key, value = (states.squeeze(1) for states in (query, key, value))
-            context = packed_attention(query, key, value, attention_mask, self.softmax_scale)
-            return context.flatten(1).unsqueeze(1)
         if packed_seq_params is not None:
             return packed_attention(
                 query, key, value, packed_seq_params.segments, self.softmax_scale

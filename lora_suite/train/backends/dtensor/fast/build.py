@@ -18,7 +18,7 @@ from lora_suite.train.backends.base import Backend
 from lora_suite.train.backends.dtensor.adapters import attach_peft
 from lora_suite.train.backends.dtensor.build import place
 from lora_suite.train.backends.dtensor.fast.backend import FastBackend
-from lora_suite.train.backends.dtensor.fast.decoder import STACKS, Decoder, LayerOps, layer_ops
+from lora_suite.train.backends.dtensor.fast.decoder import STACKS, Decoder
 from lora_suite.train.backends.dtensor.fast.hybrid import STACKS as HYBRID_STACKS
 from lora_suite.train.backends.dtensor.fast.hybrid import HybridDecoder
 from lora_suite.train.backends.dtensor.fast.hybrid_build import build_hybrid, hybrid_refusals
@@ -28,6 +28,7 @@ from lora_suite.train.data.slicing import round_up
 from lora_suite.train.fast.apart import ExpertsApart
 from lora_suite.train.fast.collectives import TensorParallel
 from lora_suite.train.fast.experts import StackedExperts
+from lora_suite.train.fast.layer_ops import NO_KERNELS, layer_ops
 from lora_suite.train.fast.linears import THIN, FramedLinear, StackedLinear, beside_op, thin_ops
 from lora_suite.train.fast.masters import MasterWeights, Weights, WholeWeights
 from lora_suite.train.fast.rotary import Rotation
@@ -160,7 +161,7 @@ def build(
             trained=bank is None,
             dtype=dtype,
             device=device,
-            ops=layer_ops(dtype, parallel.activation_checkpointing == "selective") if gpu else LayerOps(),
+            ops=layer_ops(dtype, parallel.activation_checkpointing == "selective") if gpu else NO_KERNELS,
             tp=tp,
         )
     if bank is not None:

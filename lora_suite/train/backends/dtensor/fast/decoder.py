@@ -22,10 +22,11 @@ from lora_suite.blueprint.shape import ModelShape
 from lora_suite.train.backends.dtensor.fast.layered import LayeredModel
 from lora_suite.train.backends.dtensor.parallel import placement_of
 from lora_suite.train.fast.collectives import ALONE, TensorParallel
-from lora_suite.train.fast.entry import Norm, NormOps, norm_ops, normed, normed_linear, rms_norm
+from lora_suite.train.fast.entry import Norm, normed, normed_linear, rms_norm
+from lora_suite.train.fast.layer_ops import NO_KERNELS, LayerOps
 from lora_suite.train.fast.linears import FramedLinear, StackedLinear
-from lora_suite.train.fast.mlp import GatedOps, kernel_ops, normed_mlp
-from lora_suite.train.fast.rotary import RotaryOps, Rotation, rotary_ops, rotate, rotated
+from lora_suite.train.fast.mlp import normed_mlp
+from lora_suite.train.fast.rotary import Rotation, rotate, rotated
 from lora_suite.train.models.attention import Blocks, attend_in_rows
 from lora_suite.train.models.causal_lm import WeightSource
 from lora_suite.train.models.initialise import Weight
@@ -40,28 +41,6 @@ STACKS = {
 
 MakeLinear = Callable[[str, int, tuple[int, ...], bool], StackedLinear | FramedLinear]
 """From (layer's name and stack, input features, output features of each linear, bias) to the module."""
-
-
-@dataclass(frozen=True)
-class LayerOps:
-    """Kernels of what stands between a layer's products; None where plain torch is to do it.
-
-    gated: of the activation. norm: of residuals and norms. rotary: of queries and keys.
-    """
-
-    gated: GatedOps | None = None
-    norm: NormOps | None = None
-    rotary: RotaryOps | None = None
-
-
-def layer_ops(dtype: torch.dtype, recompute: bool = False) -> LayerOps:
-    """The kernels of a GPU; none for float64, since they compute in float32.
-
-    recompute: whether norms and activations are made anew in the backward pass.
-    """
-    if dtype == torch.float64:
-        return LayerOps()
-    return LayerOps(kernel_ops(dtype, recompute), norm_ops(recompute), rotary_ops())
 
 
 def rotation_of(rotation: Rotation, length: int, blocks: Blocks | None) -> Rotation:
@@ -195,7 +174,7 @@ class Decoder(LayeredModel):
         trained: bool,
         dtype: torch.dtype,
         device: torch.device,
-        ops: LayerOps = LayerOps(),
+        ops: LayerOps = NO_KERNELS,
         tp: TensorParallel = ALONE,
     ) -> None:
         super().__init__()

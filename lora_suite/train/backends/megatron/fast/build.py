@@ -12,22 +12,21 @@ from lora_suite.train.backends.base import NO_GPU, Backend
 from lora_suite.train.backends.megatron.attach import HEAD_NAMES
 from lora_suite.train.backends.megatron.fast.backend import FastMegatronBackend
 from lora_suite.train.backends.megatron.fast.modules import (
-    FastAttention,
     FastColumnParallelLinear,
-    FastMLP,
+    FastLayer,
     FastRowParallelLinear,
     HeadNorm,
 )
 from lora_suite.train.backends.megatron.model import LayerModules
 from lora_suite.train.backends.megatron.optimizer import adapter_optimizer, is_replica
-from lora_suite.train.fast.linears import FramedLinear, thin_ops
+from lora_suite.train.fast.layer_ops import NO_KERNELS, layer_ops
+from lora_suite.train.fast.linears import FramedLinear, beside_op, thin_ops
 from lora_suite.train.fast.masters import MasterWeights, Weights, WholeWeights
-from lora_suite.train.fast.mlp import kernel_ops
 from lora_suite.train.fast.zero import ShardedWeights
 from lora_suite.train.lora.bank import AdapterBank
 from lora_suite.train.topology import Topology
 
-FAST = LayerModules(FastColumnParallelLinear, FastRowParallelLinear, HeadNorm, FastAttention)
+FAST = LayerModules(FastColumnParallelLinear, FastRowParallelLinear, HeadNorm)
 
 
 def slow_path_reason(recipe: Recipe, blueprint: Blueprint, device: torch.device) -> str | None:
@@ -65,18 +64,20 @@ def fast_backend(
 ) -> Backend:
     """The fast backend of a loaded model of `FAST` modules; bank: of its adapters, if these train."""
     gpu = topology.device.type == "cuda"
-    ops = kernel_ops(model.config.params_dtype) if gpu else None
-    for layer in model.decoder.layers:
-        layer.mlp = FastMLP(layer.mlp, ops)
+    dtype = model.config.params_dtype
+    ops = layer_ops(dtype) if gpu else NO_KERNELS
+    for index, layer in enumerate(model.decoder.layers):
+        model.decoder.layers[index] = FastLayer(layer, ops)
     if bank is not None:
         for frame in model.modules():
             if isinstance(frame, FramedLinear):
                 frame.join(bank.span(list(frame.by_position.values())))
-                if gpu:
+                if gpu and dtype != torch.float64:
                     frame.use(thin_ops())
-        return FastMegatronBackend(model, topology, bank, gpu=gpu)
+                    frame.beside = beside_op()
+        return FastMegatronBackend(model, topology, bank, ops, gpu=gpu)
     masters = MasterWeights(_trained_weights(model, topology), topology, adapter_optimizer(optimizer), gpu)
-    return FastMegatronBackend(model, topology, masters, gpu=gpu)
+    return FastMegatronBackend(model, topology, masters, ops, gpu=gpu)
 
 
 def _trained_weights(model: GPTModel, topology: Topology) -> Weights:

@@ -9,23 +9,27 @@ rank's: its rows of W and B, its columns of W and A.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.mlp import MLP
-from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import nn
 from torch.nn import functional
 
 from lora_suite.train.backends.megatron.lora import AdapterGroup
-from lora_suite.train.backends.megatron.modules import PackedRows, RMSNorm, SdpaAttention
+from lora_suite.train.backends.megatron.modules import RMSNorm
 from lora_suite.train.fast.collectives import TensorParallel
+from lora_suite.train.fast.entry import Norm, NormOps, by_kernels, normed, normed_linear
+from lora_suite.train.fast.layer_ops import LayerOps
 from lora_suite.train.fast.linears import FramedLinear
-from lora_suite.train.fast.mlp import GatedOps, gated_activation, gated_mlp
-from lora_suite.train.models.attention import Blocks
+from lora_suite.train.fast.mlp import gated_activation, normed_mlp
+from lora_suite.train.fast.rotary import Rotation, apart, rotate, rotated
+from lora_suite.train.models.attention import Blocks, attend_in_rows
 from lora_suite.train.topology import Axis
 
 Group = torch.distributed.ProcessGroup
@@ -74,45 +78,11 @@ class Framable(nn.Module):
 
 
 class FastColumnParallelLinear(Framable, ColumnParallelLinear):  # type: ignore[misc]
-    """A linear split by output. Its input's gradient is summed over ranks, base and adapters in one."""
-
-    def forward(self, input_: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
-        """x [length, rows, in] to this rank's part [length, rows, out / tp], the bias in it."""
-        y = self.product(self.tp.enter(input_.flatten(0, 1)))
-        return y.view(*input_.shape[:2], -1), None
+    """A linear split by output. `FastLayer` sums its input's gradient, base's and adapters' in one."""
 
 
 class FastRowParallelLinear(Framable, RowParallelLinear):  # type: ignore[misc]
-    """A linear split by input, without a bias. Its output is summed over ranks, base and adapters in one."""
-
-    def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """x [length, rows, in / tp] to [length, rows, out]."""
-        y = self.tp.leave(self.product(input_.flatten(0, 1)))
-        return y.view(*input_.shape[:2], -1), None
-
-
-class FastMLP(MLP):  # type: ignore[misc]
-    """megatron-core's gated MLP as one operation between the two collectives.
-
-    Made of a plain one, whose linears it takes: TransformerLayer knows by their class which MLPs it can
-    build. ops: kernels of the activation, on GPUs.
-    """
-
-    def __init__(self, plain: MLP, ops: GatedOps | None) -> None:
-        MegatronModule.__init__(self, plain.config)
-        self.linear_fc1: FastColumnParallelLinear = plain.linear_fc1
-        self.linear_fc2: FastRowParallelLinear = plain.linear_fc2
-        self.ops = ops
-
-    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
-        """[length, rows, hidden] to the same."""
-        first, second = self.linear_fc1, self.linear_fc2
-        x = first.tp.enter(hidden_states.flatten(0, 1))
-        if first.frame is not None and second.frame is not None:
-            y = gated_mlp(x, first.frame, second.frame, self.ops)
-        else:
-            y = second.product(gated_activation(first.product(x), self.ops))
-        return second.tp.leave(y).view(hidden_states.shape), None
+    """A linear split by input, without a bias. `FastLayer` sums its output, base's and adapters' in one."""
 
 
 class HeadNorm(RMSNorm):
@@ -123,51 +93,84 @@ class HeadNorm(RMSNorm):
         self.tp = _axis(parallel_state.get_tensor_model_parallel_group())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [length, rows, heads, head_dim] to the same."""
+        """x [rows, length, heads, head_dim] to the same."""
         return functional.rms_norm(x, self.normalized_shape, self.tp.enter(self.weight), self.eps)
 
 
-class Slots(NamedTuple):
-    """What attention must know of a row's slots.
+def normed_sum(
+    x: torch.Tensor, fed: torch.Tensor | None, norm: RMSNorm, ops: NormOps | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The normalised sum of x and fed [tokens, hidden], and the sum itself; ops: kernels for training."""
+    ours = Norm(norm.weight, norm.eps, ops)
+    if by_kernels(ours):
+        return normed(x, fed, ours)
+    states = x if fed is None else x + fed
+    return norm(states), states
 
-    cos, sin: of their rotary angles, [slots, 1, 1, head_dim], in the model's dtype. blocks: of packed rows.
+
+class FastLayer(nn.Module):
+    """megatron-core's TransformerLayer, whose modules it takes under their names, in another way through.
+
+    States come and go in two parts, whose sum belongs to the next norm, in rows of slots instead of slots of
+    rows. ops: kernels of what stands between the products.
     """
 
-    cos: torch.Tensor
-    sin: torch.Tensor
-    blocks: Blocks | None
-
-    @classmethod
-    def of(cls, angles: torch.Tensor, blocks: Blocks | None, dtype: torch.dtype) -> Slots:
-        """From the angles of every position; packed rows begin at the first."""
-        if blocks is not None:
-            angles = angles[blocks.positions[0]]
-        return cls(angles.cos().to(dtype), angles.sin().to(dtype), blocks)
-
-
-class FastAttention(SdpaAttention):
-    """Attention that rotates queries and keys itself, by cosines and sines that are computed once a pass.
-
-    megatron-core's layer hands its mask through to here, and would take the cosine of each angle for every
-    head and layer: compiled, that costs three times what reading and writing queries and keys does.
-    """
+    def __init__(self, plain: TransformerLayer, ops: LayerOps) -> None:
+        super().__init__()
+        self.input_layernorm: RMSNorm = plain.input_layernorm
+        self.self_attention: SelfAttention = plain.self_attention
+        self.pre_mlp_layernorm: RMSNorm = plain.pre_mlp_layernorm
+        self.mlp: MLP = plain.mlp
+        self.ops = ops
 
     def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: Any,
-        packed_seq_params: PackedRows | None = None,
-        **_: Any,
-    ) -> torch.Tensor:
-        """As `SdpaAttention`'s; attention_mask: `Slots`."""
-        slots: Slots = attention_mask
-        query, key = _rotated(query, slots), _rotated(key, slots)
-        return super().forward(query, key, value, slots.blocks, packed_seq_params)
+        self, x: torch.Tensor, fed: torch.Tensor | None, rotation: Rotation, blocks: Blocks | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both parts [rows, length, hidden], of which the first layer has one, to both parts.
 
+        rotation: of the row's slots, [length, head_dim]. blocks: of packed rows, which are x's only one.
+        """
+        tokens = x.flatten(0, 1)
+        before = None if fed is None else fed.flatten(0, 1)
+        attention = self.self_attention
+        states, residual = self._entered(tokens, before, self.input_layernorm, attention.linear_qkv)
+        heads = states.view(*x.shape[:2], -1, attention.hidden_size_per_attention_head)
+        mixed = self._attend(heads, rotation, blocks)
+        made, residual = self._mlp(residual, mixed)
+        return residual.view(x.shape), made.view(x.shape)
 
-def _rotated(states: torch.Tensor, slots: Slots) -> torch.Tensor:
-    """Rotary embedding of [slots, rows, heads, head_dim]."""
-    left, right = states.chunk(2, -1)
-    return states * slots.cos + torch.cat([-right, left], -1) * slots.sin
+    def _entered(
+        self, x: torch.Tensor, fed: torch.Tensor | None, norm: RMSNorm, linear: FastColumnParallelLinear
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The linear of the normalised sum of x and fed, and the sum."""
+        ours = Norm(norm.weight, norm.eps, self.ops.norm)
+        if linear.frame is not None and by_kernels(ours):
+            return normed_linear(x, fed, ours, linear.frame, linear.tp)
+        normal, states = normed_sum(x, fed, norm, self.ops.norm)
+        return linear.product(linear.tp.enter(normal)), states
+
+    def _attend(self, states: torch.Tensor, rotation: Rotation, blocks: Blocks | None) -> torch.Tensor:
+        """States [rows, length, heads of queries, keys and values, head_dim] to [tokens, hidden]."""
+        attention = self.self_attention
+        heads = (attention.num_attention_heads_per_partition, attention.num_query_groups_per_partition)
+        if attention.q_layernorm is not None:
+            query, key, value = apart(states, heads, grouped=True)
+            query = rotate(attention.q_layernorm(query), rotation)
+            key = rotate(attention.k_layernorm(key), rotation)
+        else:
+            query, key, value = rotated(states, rotation, heads, self.ops.rotary, grouped=True)
+        context = attend_in_rows(query, key, value, blocks)
+        linear: FastRowParallelLinear = attention.linear_proj
+        return linear.tp.leave(linear.product(context.reshape(states.shape[0] * states.shape[1], -1)))
+
+    def _mlp(self, x: torch.Tensor, fed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The MLP of the normalised sum of x and fed, and the sum."""
+        first: FastColumnParallelLinear = self.mlp.linear_fc1
+        second: FastRowParallelLinear = self.mlp.linear_fc2
+        norm = Norm(self.pre_mlp_layernorm.weight, self.pre_mlp_layernorm.eps, self.ops.norm)
+        if first.frame is not None and second.frame is not None and by_kernels(norm):
+            made, states = normed_mlp(x, fed, norm, first.frame, second.frame, self.ops.gated, first.tp)
+        else:
+            gate_up, states = self._entered(x, fed, self.pre_mlp_layernorm, first)
+            made = second.product(gated_activation(gate_up, self.ops.gated))
+        return second.tp.leave(made), states
