@@ -9,7 +9,7 @@ channels of queries and of keys; I: those of the MLP; w: bytes of an element, W:
                           before the weight, where that trains)
     linears of one input  the input, h·w, where a weight or an adapter of theirs trains
     attention             queries, keys, values, output, (2 q + 2 k)·w, and logsumexp, 4 bytes a head; the
-                          output is o's input
+                          output is o's input; what norms of queries and keys read, as of a norm
     gated MLP             gate, silu(gate), up, and their product     gate and up, and the product: 3 I·w
                           (down's input), 4 I·w
     other linears         input and output of each: experts as often as a token meets them
@@ -146,8 +146,8 @@ def _shared_input(linears: Sequence[Linear], kinds: tuple[str, ...], size: int, 
 def _attention(shape: ModelShape, keeping: Keeping) -> float:
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     kept = (2 * queries + 2 * keys) * keeping.width + 4.0 * shape.heads
-    if shape.qk_norm and not keeping.lean:
-        kept += (queries + keys) * keeping.wide
+    if shape.qk_norm:
+        kept += (queries + keys) * (keeping.width if keeping.lean else keeping.wide)
     return kept
 
 

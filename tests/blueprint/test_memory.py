@@ -179,6 +179,14 @@ def test_selective_checkpointing_of_the_fast_path_by_hand() -> None:
     assert some.activations == 4096 * 32 * (token + 2 * 14336)
 
 
+def test_norms_of_queries_and_keys_keep_what_they_read() -> None:
+    path = RECIPES / "sft-qwen3-0.6b-1n2g-fsdp2-lora.yaml"
+    found = estimate(path, "checkpointing.enabled=false", *rows(1, 2048), fast=True)
+    # Both sums, both norms' results; queries and keys before and after, values, context; gate, up, product.
+    token = 2 * (4 * 1024 + 2 * (2048 + 1024) + 1024 + 2048 + 3 * 3072) + 4 * 16
+    assert found.activations == 28 * 2048 * token
+
+
 def test_selective_checkpointing_keeps_products_on_the_plain_path() -> None:
     keys = "policy.dtensor_cfg.activation_checkpointing=selective"
     found = estimate(EIGHT, *LORA, *rows(1, 4096), keys)
