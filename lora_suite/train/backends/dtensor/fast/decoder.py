@@ -57,10 +57,10 @@ def split_dim(name: str) -> int | None:
     Biases of linears that are split by input are whole, and not for this decoder: they would be added once a
     rank.
     """
-    linear = name.rpartition(".")[0]
+    linear, _, kind = name.rpartition(".")
     if linear in ("model.embed_tokens", "lm_head"):
         return 0
-    return {"column": 0, "row": 1, "none": None}[placement_of(linear)]
+    return {"column": 0, "row": None if kind == "bias" else 1, "none": None}[placement_of(linear)]
 
 
 @dataclass(frozen=True)
