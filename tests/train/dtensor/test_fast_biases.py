@@ -24,7 +24,7 @@ from tests.train.fast.test_recompute import formulas
 
 
 def step(backend, named):
-    """Count of biases, then made to differ from zero; loss, norm, and gradients of the factors of one step."""
+    """Count of biases, all made to differ from zero; loss, norm and factors' gradients of one step."""
     biases = {name: tensor for name, tensor in named if name.endswith("_proj.bias")}
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
