@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from typing import Any, ClassVar
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 from lora_suite.train.backends import graphed
 from lora_suite.train.batch import MicroBatch, Segments
+from lora_suite.train.fast.capture import NotCaptured
 from tests.train.dtensor.ranks import LORA, TINY_HYBRID, Setting, rows, run_ranks
 from tests.train.dtensor.test_fast import build_fast, packed_rows, wake
 
@@ -25,6 +28,8 @@ class Graph:
 
     made: ClassVar[list[tuple[Any, int | None]]] = []
     gradients: ClassVar[set[int]] = set()
+    refused: ClassVar[int | None] = None
+    """Micro batches of so many rows cannot be captured."""
 
     def __init__(
         self, compute: Any, example: MicroBatch, clear: Callable[[], None], trained: Sequence[Any], pool: Any
@@ -34,6 +39,8 @@ class Graph:
             clear()
             compute(*example.tensors)
         clear()
+        if len(example.input_ids) == Graph.refused:
+            raise NotCaptured("operation not permitted when stream is capturing")
         self.anew = all(each.grad is None for each in trained)
         compute(*example.tensors)
         self.kept = [each.grad for each in trained]
@@ -92,25 +99,31 @@ def test_where_nothing_captured_stays_there_is_a_new_pool(tmp_path: Any) -> None
     assert made == [(0, 8), (1, 64), (1, None)]
 
 
-def gradients_of_uneven_parts(setting: Setting) -> tuple[torch.Tensor, torch.Tensor, int]:
+def gradients_of_uneven_parts(
+    setting: Setting, refused: int | None
+) -> tuple[torch.Tensor, torch.Tensor, int, str | None, str]:
     """Of the second of two steps of 3 and 1 rows; the shape of 1 is captured when there are gradients of 3.
 
-    Without graphs, with stand-ins, and where these have put the gradients.
+    Without graphs, with stand-ins, where these have put the gradients, why the fast path was left, and what
+    was said of it.
+    refused: rows of the micro batch that cannot be captured.
     """
     found = []
+    Graph.refused, said = refused, io.StringIO()
     for backend in (build_fast(setting), on_gpu(setting)):
         if backend.bank is not None:
             wake(backend)
         for seed in (0, 1):
             batch = rows(seed=seed)
             parts = [MicroBatch(batch.input_ids[part], batch.labels[part]) for part in THREE_AND_ONE]
-            backend.forward_backward(parts, 30)
+            with redirect_stderr(said):
+                backend.forward_backward(parts, 30)
             backend.sync_gradients()
             whole = [backend.bank.master_gradient] if backend.bank is not None else backend._full._gradients()
             seen = torch.cat([each.flatten() for each in whole])
             backend.optimizer_step(0.0)
         found.append(seen)
-    return found[0], found[1], len(Graph.gradients)
+    return found[0], found[1], len(Graph.gradients), backend.slow_path_reason, said.getvalue()
 
 
 @pytest.mark.parametrize("precision", ["float64", "bfloat16"])
@@ -119,10 +132,30 @@ def test_shapes_share_gradients_and_leave_each_others_alone(
     tmp_path: Any, overrides: tuple[str, ...], precision: str
 ) -> None:
     setting = Setting(overrides, precision=precision)
-    plain, captured, places = run_ranks(1, tmp_path / "ranks", gradients_of_uneven_parts, setting)[0]
+    plain, captured, places, left, said = run_ranks(
+        1, tmp_path / "ranks", gradients_of_uneven_parts, setting, None
+    )[0]
     assert torch.equal(captured, plain)
     assert plain.any()
     assert places == 1
+    assert left is None
+    assert said == ""
+
+
+@pytest.mark.parametrize("refused", [3, 1])
+@pytest.mark.parametrize("overrides", [(), (LORA,)], ids=["full", "lora"])
+def test_what_cannot_be_captured_runs_as_it_is_and_is_told_once(
+    tmp_path: Any, overrides: tuple[str, ...], refused: int
+) -> None:
+    plain, mixed, places, left, said = run_ranks(
+        1, tmp_path / "ranks", gradients_of_uneven_parts, Setting(overrides), refused
+    )[0]
+    assert torch.equal(mixed, plain)
+    assert places == 1
+    assert left is not None
+    assert left.startswith(f"micro batches of {refused} × ")
+    assert left.endswith("slots cannot be captured: operation not permitted when stream is capturing")
+    assert said == f"warning: the fast path is left: {left}\n"
 
 
 def losses_of_shapes(setting: Setting) -> tuple[list[float], list[float]]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lora_suite.train.backends.trained import TrainedBackend
 from lora_suite.train.batch import MicroBatch
-from lora_suite.train.fast.capture import CapturedPass, Compute
+from lora_suite.train.fast.capture import CapturedPass, Compute, NotCaptured
 from lora_suite.train.fast.experts import FramedExperts
 from lora_suite.train.fast.head_loss import ChunkLoss, chunk_loss
 from lora_suite.train.fast.linears import FramedLinear, refresh
@@ -76,6 +77,7 @@ class GraphedBackend(TrainedBackend):
         self._of_chunk = _compiled(of_chunk, wide) if gpu else of_chunk
         self._dtype = dtype
         self._captured: dict[Shape, CapturedPass] = {}
+        self._uncaptured: set[Shape] = set()
         self._room = Room()
         # One graph at a time runs, and nothing reads what another leaves, so they can use the same memory.
         self._pool = torch.cuda.graph_pool_handle() if gpu else None
@@ -123,25 +125,39 @@ class GraphedBackend(TrainedBackend):
         if not outgrown:
             return
         self._captured = {shape: run for shape, run in self._captured.items() if shape[0] not in outgrown}
-        if self._gpu and not self._captured:
-            # cuBLAS keeps its workspace in the old pool, and torch refuses a pool that has lost all its
-            # graphs but not all its memory (https://github.com/vllm-project/vllm/issues/28426).
-            self._pool = torch.cuda.graph_pool_handle()
+        self._renew_pool()
         if self.topology.rank == 0:
             told = "; ".join(outgrown.values())
             print(f"the fast path captures anew for policy.sequence_packing: {told}")
 
+    def _renew_pool(self) -> None:
+        if self._gpu and not self._captured:
+            # cuBLAS keeps its workspace in the old pool, and torch refuses a pool that has lost all its
+            # graphs but not all its memory (https://github.com/vllm-project/vllm/issues/28426).
+            self._pool = torch.cuda.graph_pool_handle()
+
     def _prepare(self, batch: MicroBatch) -> None:
-        if self._gpu:
-            if _shape(batch) not in self._captured:
+        shape = _shape(batch)
+        if self._gpu and shape not in self._captured and shape not in self._uncaptured:
+            try:
                 self._capture(batch)
-        elif self._full is not None:
+            except NotCaptured as error:
+                self._leave(batch, error)
+        if self._full is not None and shape not in self._captured:
             self._clear()
 
+    def _leave(self, batch: MicroBatch, error: NotCaptured) -> None:
+        """Run micro batches of this shape as they are from here on, and say why."""
+        self._uncaptured.add(_shape(batch))
+        self._renew_pool()
+        size = " × ".join(map(str, batch.input_ids.shape))
+        self.slow_path_reason = f"micro batches of {size} slots cannot be captured: {error}"
+        if self.topology.rank == 0:
+            print(f"warning: the fast path is left: {self.slow_path_reason}", file=sys.stderr)
+
     def _run(self, batch: MicroBatch) -> torch.Tensor:
-        if self._gpu:
-            return self._captured[_shape(batch)](batch)
-        return self._compute(_span(batch), *batch.tensors)
+        captured = self._captured.get(_shape(batch))
+        return self._compute(_span(batch), *batch.tensors) if captured is None else captured(batch)
 
     def _capture(self, batch: MicroBatch) -> None:
         """Capture a new shape, with the gradients so far put aside."""
@@ -153,10 +169,12 @@ class GraphedBackend(TrainedBackend):
             clear = partial(self.model.zero_grad, set_to_none=False)
             compute = partial(_after, clear, compute)
         # All layers are one function to the compiler, which by itself stops at 8 kinds and shapes of them.
-        with torch._dynamo.config.patch(recompile_limit=_MOST_COMPILED):
-            self._captured[_shape(batch)] = CapturedPass(compute, batch, clear, trained, self._pool)
-        if self.bank is not None and kept is not None:
-            self.bank.gradient.copy_(kept)
+        try:
+            with torch._dynamo.config.patch(recompile_limit=_MOST_COMPILED):
+                self._captured[_shape(batch)] = CapturedPass(compute, batch, clear, trained, self._pool)
+        finally:
+            if self.bank is not None and kept is not None:
+                self.bank.gradient.copy_(kept)
 
     def _clear(self) -> None:
         if self.bank is not None:

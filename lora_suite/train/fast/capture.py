@@ -22,6 +22,10 @@ _WARM_UP = 3
 """Passes before a capture: compilation, library handles and autotuning must not happen while recording."""
 
 
+class NotCaptured(RuntimeError):
+    """What a pass does cannot be recorded; the text is what torch said of it."""
+
+
 class CapturedPass:
     """`compute` for one shape of micro batch. Reads its inputs, writes its loss and gradients in place.
 
@@ -30,6 +34,9 @@ class CapturedPass:
     to buffers of its own where they have none when it is captured, else it adds to those that are there.
     pool: of `torch.cuda.graph_pool_handle`, memory to share with other passes; when one of them has run,
     this one's results are overwritten, but for the loss that it returned and the gradients.
+
+    Raises NotCaptured where `compute` ran by itself, but could not be recorded; whatever it raises by itself
+    otherwise.
     """
 
     def __init__(
@@ -50,10 +57,22 @@ class CapturedPass:
         torch.cuda.current_stream().wait_stream(stream)
         clear()
         self._graph = torch.cuda.CUDAGraph()
-        # What other threads do meanwhile, such as NCCL's watch over earlier collectives, is not recorded.
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            self._loss = compute(*self._inputs)
+        try:
+            self._loss = self._record(compute, pool)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise NotCaptured(str(error).strip().partition("\n")[0]) from error
         self._gradients = [(parameter, parameter.grad) for parameter in parameters]
+
+    def _record(self, compute: Compute, pool: Any) -> torch.Tensor:
+        # What other threads do meanwhile, such as NCCL's watch over earlier collectives, is not recorded. A
+        # recording that fails does not set the stream back.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"),
+        ):
+            return compute(*self._inputs)
 
     def __call__(self, batch: MicroBatch) -> torch.Tensor:
         """Run the graph on a batch of the captured shape; return its summed loss."""
