@@ -4,8 +4,8 @@
 What somebody gets who writes no kernels: transformers' model and loss, PEFT's layers with adapters in float32
 under autocast, torch.compile of the whole forward and backward pass, the fastest attention that torch has,
 its fused AdamW, and on a GPU one graph of all that, update included. It shares no code with lora-suite. Rows
-are full: text behind text, cut where a row ends, every token supervised. It leaves ``out/metrics.json`` of
-the common shape, and says the median step last.
+are full of random tokens, every one supervised; there are few, so that a step that trains shows in the loss.
+It leaves ``out/metrics.json`` of the common shape, and says the median step last.
 
     python train_public.py --model llama-3.2-1b --rows 1 --length 2048 --steps 60 --compile
 """
@@ -17,16 +17,17 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain, cycle, islice
+from itertools import cycle
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from train_peft import RECIPES, build, leave, rows
+from train_peft import RECIPES, build, leave
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 # Steps whose kernels Python launches one by one, before the graph; steps that the median leaves out.
 BEFORE_GRAPH, WARMUP = 3, 10
+BATCHES = 4
 LEARNING_RATE, LARGEST_NORM = 1e-4, 1.0
 # Under an attention of this name transformers makes no mask. Of its own "sdpa" it makes one of all pairs of
 # tokens while it is compiled, since it looks for packed rows in the positions and then cannot see that there
@@ -42,11 +43,10 @@ KERNELS = [
 ]
 
 
-def full_rows(number: int, length: int) -> Iterator[torch.Tensor]:
-    """Tokens of each step, [number, length]."""
-    stream = chain.from_iterable(tokens for tokens, _ in cycle(rows()))
-    while True:
-        yield torch.tensor(list(islice(stream, number * length))).view(number, length)
+def full_rows(vocabulary: int, number: int, length: int) -> Iterator[torch.Tensor]:
+    """Tokens of each step, [number, length]: random ones, a few batches again and again."""
+    generator = torch.Generator().manual_seed(0)
+    return cycle([torch.randint(vocabulary, (number, length), generator=generator) for _ in range(BATCHES)])
 
 
 class Step:
@@ -139,11 +139,12 @@ def train(arguments: argparse.Namespace, device: torch.device) -> dict[str, dict
             "sdpa" if arguments.attention == "masked" else UNMASKED,
         )
     shape = (arguments.rows, arguments.length)
+    batches = full_rows(model.config.vocab_size, *shape)
     names = ("train/loss", "train/grad_norm", "timing/train/total_step_time", "memory/peak_allocated_gib")
     metrics: dict[str, dict[str, float]] = {name: {} for name in names[: 4 if device.type == "cuda" else 3]}
     with attention_kernel(arguments.attention), own_stream(device):
         step = Step(model, shape, compiled=arguments.compile)
-        for number, tokens in zip(range(1, arguments.steps + 1), full_rows(*shape), strict=False):
+        for number, tokens in zip(range(1, arguments.steps + 1), batches, strict=False):
             start = time.perf_counter()
             loss, norm = step(tokens)
             values = [loss, norm, time.perf_counter() - start]
