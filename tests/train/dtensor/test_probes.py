@@ -59,3 +59,15 @@ def test_ranks_ask_for_their_own_part(tmp_path):
     setting = {"tp": Setting(TP, precision="float64", world=2)}
     for found in run_ranks(2, tmp_path / "ranks", multiples, setting):
         assert list(found["tp"].values()) == pytest.approx([1.0] * 7 * LAYERS, rel=1e-9)
+
+
+def frozen_names(settings):
+    return [sorted(name for name, _ in build_fast(setting).model.named_tensors()) for setting in settings]
+
+
+@pytest.mark.slow
+def test_peft_s_model_has_its_weights_under_transformers_names(tmp_path):
+    settings = [Setting(keys, precision="float64") for keys in ((LORA,), (LORA, PEFT[1]))]
+    ((ours, peft),) = run_ranks(1, tmp_path / "ranks", frozen_names, settings)
+    assert peft == ours
+    assert "lm_head.weight" in peft

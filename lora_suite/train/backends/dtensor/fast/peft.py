@@ -35,8 +35,12 @@ class TransformersDecoder(LayeredModel):
         self.model = model.get_submodule("model")
         self.lm_head = model.get_submodule("lm_head")
         self.layers = cast(nn.ModuleList, model.get_submodule("model.layers"))
-        self.head = model.get_parameter("lm_head.weight")
         self.rotation = rotation
+
+    @property
+    def head(self) -> nn.Parameter:
+        """The head's weight [vocabulary, hidden]; not an attribute, which would be a second name for it."""
+        return self.lm_head.get_parameter("weight")
 
     def _through(
         self,
