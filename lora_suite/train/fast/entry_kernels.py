@@ -12,18 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
-_COPY = 2048
-"""Elements that a program copies."""
+from lora_suite.train.fast.project_kernels import project
+
 _PROGRAMS = 512
 """Among how many programs the tokens are split where the norm's weight trains: each has a part of a sum."""
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _copy(x, out, width, x_stride, out_stride, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * block + tl.arange(0, block)
-    inside = column < width
-    tl.store(out + row * out_stride + column, tl.load(x + row * x_stride + column, mask=inside), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -92,12 +84,8 @@ def _warps(block: int) -> int:
 def beside(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     """[x, x·aᵀ] [tokens, inputs + R] of x [tokens, inputs] and a [R, inputs]."""
     x = _rows(x)
-    tokens, width = x.shape
-    out = x.new_empty(tokens, width + len(a))
-    _copy[(tokens, triton.cdiv(width, _COPY))](
-        x, out, width, x.stride(0), out.stride(0), block=_COPY, num_warps=4
-    )
-    torch.mm(x, a.t(), out=out[:, width:])
+    out = x.new_empty(len(x), x.shape[1] + len(a))
+    project(x, a, out)
     return out
 
 
@@ -127,7 +115,7 @@ def add_norm(
         summed=residual is not None, block=block, num_warps=_warps(block),
     )  # fmt: skip
     if len(a):
-        torch.mm(out[:, :width], a.t(), out=out[:, width:])
+        project(out[:, :width], a, out)
     return out, states, inverses
 
 

@@ -26,23 +26,46 @@ import triton.language as tl
 
 from lora_suite.train.fast.kernels import gated_gradient
 
-CHUNKS = 8
-"""Into how many parts the tokens are split where they are summed over."""
+_MOST_CHUNKS = 16
+"""Into how many parts the tokens are split at most where they are summed over."""
 
 
 class Tile(NamedTuple):
-    """Tokens and features that a program holds at a time, its warps and its loads under way."""
+    """Tokens and features that a program holds at a time, its warps and its loads under way.
+
+    programs: how many there may be, of which those of one block of features share the tokens. So many that
+    each multiprocessor has work till the end, and few, since each writes a part of every sum.
+    """
 
     tokens: int
     features: int
     warps: int
     stages: int
+    programs: int
 
+
+class Tiles(NamedTuple):
+    """Of a linear whose frame has as many columns as the key says."""
+
+    pull: Tile
+    in_place: Tile
+    push: Tile
+
+
+class SumTile(NamedTuple):
+    """Parts that a program holds at a time, at most; its elements, parts counted; of the sum, at least."""
+
+    most: int
+    elements: int
+    least: int
+    warps: int
+
+
+_SUM = SumTile(16, 2048, 128, 4)
 
 TILES = {
-    "pull": Tile(64, 128, 8, 3),
-    "pull in place": Tile(64, 256, 8, 2),
-    "push": Tile(64, 64, 4, 3),
+    16: Tiles(Tile(64, 128, 8, 3, 256), Tile(64, 256, 8, 2, 896), Tile(64, 64, 4, 3, 0)),
+    32: Tiles(Tile(64, 128, 8, 3, 384), Tile(64, 128, 8, 3, 896), Tile(64, 64, 4, 3, 0)),
 }
 
 
@@ -145,31 +168,48 @@ def _sum(partial, out, blocks, size, columns, stride, held: tl.constexpr, block:
     """out[i // columns, i % columns] = sum over the blocks of partial[block, i]."""
     index = tl.program_id(0) * block + tl.arange(0, block)
     inside = index < size
-    sums = tl.zeros((block,), tl.float32)
+    sums = tl.zeros((held, block), tl.float32)
     for start in range(0, blocks, held):
         part = start + tl.arange(0, held)
         place = partial + part.to(tl.int64)[:, None] * size + index[None, :]
-        sums += tl.sum(tl.load(place, mask=(part < blocks)[:, None] & inside[None, :], other=0.0), 0)
+        sums += tl.load(place, mask=(part < blocks)[:, None] & inside[None, :], other=0.0)
     place = out + (index // columns).to(tl.int64) * stride + index % columns
-    tl.store(place, sums.to(out.dtype.element_ty), mask=inside)
+    # Once, across threads, at the end: in the loop the loads would wait for it.
+    tl.store(place, tl.sum(sums, 0).to(out.dtype.element_ty), mask=inside)
 
 
 def _add_up(partial: torch.Tensor, out: torch.Tensor) -> None:
     """out [tokens, R] or [size], rows of any stride, from partial [blocks, as many]."""
     size, columns = out.numel(), out.shape[-1]
-    block = 128 if len(partial) > 16 else 256
-    held = min(16, triton.next_power_of_2(len(partial)))
+    held = min(_SUM.most, triton.next_power_of_2(len(partial)))
+    block = max(_SUM.least, _SUM.elements // held)
     _sum[(triton.cdiv(size, block),)](
-        partial, out, len(partial), size, columns, out.stride(0), held=held, block=block, num_warps=4
-    )
+        partial, out, len(partial), size, columns, out.stride(0),
+        held=held, block=block, num_warps=_SUM.warps,
+    )  # fmt: skip
 
 
 def _padded(frame: int) -> int:
     return max(16, int(triton.next_power_of_2(frame)))
 
 
-def _per_chunk(tokens: int, held: int) -> int:
-    return -(-tokens // (CHUNKS * held)) * held
+def _fitting(tile: Tile, dtype: torch.dtype) -> Tile:
+    """Tiles are for elements of two bytes; of larger ones a multiprocessor holds half as many."""
+    return tile if dtype.itemsize == 2 else tile._replace(features=tile.features // 2, stages=2)
+
+
+def _tile(frame: int, apart: bool, dtype: torch.dtype) -> Tile:
+    tiles = TILES[_padded(frame)]
+    return _fitting(tiles.pull if apart else tiles.in_place, dtype)
+
+
+def _chunks(width: int, tile: Tile) -> int:
+    """How many programs share the tokens of a block of features: no matter how many tokens there are."""
+    return max(1, min(_MOST_CHUNKS, tile.programs // triton.cdiv(width, tile.features)))
+
+
+def _per_chunk(tokens: int, chunks: int, held: int) -> int:
+    return -(-tokens // (chunks * held)) * held
 
 
 def _pulled(
@@ -184,12 +224,11 @@ def _pulled(
 ) -> None:
     """Make wide = [dy, u], of which it may hold dy already; dB's parts go into `vectors`."""
     (tokens, width), frame, apart = dy.shape, b.shape[1], dy.data_ptr() != wide.data_ptr()
-    # More columns leave no registers for as many features.
-    tile = TILES["pull in place" if not apart and _padded(frame) == 16 else "pull"]
+    tile, chunks = _tile(frame, apart, dy.dtype), len(vectors)
     blocks = triton.cdiv(width, tile.features)
     partial = dy.new_empty(blocks, tokens, frame, dtype=torch.float32)
-    _pull[(blocks, CHUNKS)](
-        dy, b, t, wide, partial, vectors, rows, tokens, width, _per_chunk(tokens, tile.tokens),
+    _pull[(blocks, chunks)](
+        dy, b, t, wide, partial, vectors, rows, tokens, width, _per_chunk(tokens, chunks, tile.tokens),
         vectors.shape[1], scale, dy.stride(0), b.stride(0), t.stride(0), wide.stride(0),
         apart=apart, entries=len(rows), rank=rank, frame=frame, padded=_padded(frame),
         rows_held=tile.tokens, block=tile.features, num_warps=tile.warps, num_stages=tile.stages,
@@ -199,17 +238,18 @@ def _pulled(
 
 def _pushed(x: torch.Tensor, u: torch.Tensor, bases: torch.Tensor, vectors: torch.Tensor, rank: int) -> None:
     """dA's parts go into `vectors`."""
-    (tokens, width), frame, tile = x.shape, u.shape[1], TILES["push"]
-    _push[(triton.cdiv(width, tile.features), CHUNKS)](
-        x, u, vectors, bases, tokens, width, _per_chunk(tokens, tile.tokens), vectors.shape[1],
+    (tokens, width), frame, chunks = x.shape, u.shape[1], len(vectors)
+    tile = _fitting(TILES[_padded(frame)].push, x.dtype)
+    _push[(triton.cdiv(width, tile.features), chunks)](
+        x, u, vectors, bases, tokens, width, _per_chunk(tokens, chunks, tile.tokens), vectors.shape[1],
         x.stride(0), u.stride(0), adapters=len(bases), rank=rank, frame=frame, padded=_padded(frame),
         rows_held=tile.tokens, block=tile.features, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
-def _vectors(size: int, device: torch.device) -> torch.Tensor:
+def _vectors(like: torch.Tensor, out: int, frame: int, apart: bool, size: int) -> torch.Tensor:
     """Room for each chunk's part of a linear's factor gradients. Every element gets written."""
-    return torch.empty(CHUNKS, size, dtype=torch.float32, device=device)
+    return like.new_empty(_chunks(out, _tile(frame, apart, like.dtype)), size, dtype=torch.float32)
 
 
 def _added_up(vectors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -228,14 +268,14 @@ def thin_pull(
     scale: float,
     size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[dy, u] [tokens, out + R] of a framed linear, and parts of its dB [CHUNKS, size] for `thin_push`.
+    """[dy, u] [tokens, out + R] of a framed linear, and parts of its dB [chunks, size] for `thin_push`.
 
     dy [tokens, out]; t [tokens, R] of the forward pass; matrix: the frame; rows, size: where gradients go,
     see the module.
     """
     dy = dy.contiguous()
     out = dy.shape[1]
-    vectors = _vectors(size, dy.device)
+    vectors = _vectors(dy, out, t.shape[1], True, size)
     beside = dy.new_empty(len(dy), len(matrix))
     _pulled(dy, beside, matrix[:out, matrix.shape[1] - t.shape[1] :], t, rows, vectors, rank, scale)
     return beside, vectors
@@ -251,7 +291,7 @@ def _(
     scale: float,
     size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return dy.new_empty(len(dy), len(matrix)), dy.new_empty(CHUNKS, size, dtype=torch.float32)
+    return dy.new_empty(len(dy), len(matrix)), _vectors(dy, dy.shape[1], t.shape[1], True, size)
 
 
 @torch.library.custom_op("lora_suite::thin_push", mutates_args=("vectors",))
@@ -295,7 +335,8 @@ def thin_mlp_backward(
     dy = dy.contiguous()
     (tokens, out), twice = dy.shape, gate_up.shape[1]
     width = twice // 2
-    ours, others = (_vectors(size, dy.device) for size in sizes)
+    ours = _vectors(dy, twice, t.shape[1], False, sizes[0])
+    others = _vectors(dy, out, t_down.shape[1], True, sizes[1])
 
     above = dy.new_empty(tokens, out + t_down.shape[1])
     _pulled(dy, above, matrices[1][:out, width:], t_down, rows[1], others, ranks[1], scales[1])
@@ -325,6 +366,6 @@ def _(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return (
         dy.new_empty(len(dy), gate_up.shape[1] + t.shape[1]),
-        dy.new_empty(CHUNKS, sizes[0], dtype=torch.float32),
+        _vectors(dy, gate_up.shape[1], t.shape[1], False, sizes[0]),
         dy.new_empty(sizes[1]),
     )
