@@ -19,17 +19,25 @@ _MOST_COLUMNS = 32
 
 
 class Tile(NamedTuple):
-    """Tokens of a program, features that it holds at a time, its warps and its loads under way."""
+    """Tokens and features that a program holds at a time, its warps and its loads under way.
+
+    Of elements of two bytes; of larger ones it is half as many features.
+    """
 
     tokens: int
     features: int
     warps: int
     stages: int
 
+    def of(self, dtype: torch.dtype) -> Tile:
+        """The tile for elements of a dtype: of as many bytes."""
+        return self._replace(features=2 * self.features // dtype.itemsize)
 
-TILES = {16: Tile(32, 256, 4, 4), 32: Tile(32, 256, 4, 4)}
+
+TILES = {16: Tile(32, 256, 4, 6), 32: Tile(32, 256, 4, 4)}
 """By the columns."""
-COPYING = {16: Tile(32, 256, 4, 4), 32: Tile(32, 256, 4, 4)}
+COPYING = {16: Tile(32, 256, 4, 6), 32: Tile(32, 256, 4, 4)}
+"""Where x is copied on the way."""
 
 _COPY = 2048
 """Elements that a program copies where it does nothing else."""
@@ -69,6 +77,11 @@ def _project(  # type: ignore[no-untyped-def]
     tl.store(place, sums.to(out.dtype.element_ty), mask=live[:, None] & used[None, :])
 
 
+def columns_held(frame: int) -> int:
+    """What a program holds of a frame's columns: as many as a matrix unit multiplies."""
+    return max(16, int(triton.next_power_of_2(frame)))
+
+
 def project(x: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
     """Make out = [x, x·aᵀ] [tokens, width + R], of which it may hold x already; a [R, width]."""
     (tokens, width), frame, copied = x.shape, len(a), x.data_ptr() != out.data_ptr()
@@ -79,12 +92,10 @@ def project(x: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
             )
         torch.mm(x, a.t(), out=out[:, width:])
         return
-    padded = max(16, int(triton.next_power_of_2(frame)))
-    tile = (COPYING if copied else TILES)[padded]
-    # Tiles are for elements of two bytes; of larger ones a multiprocessor holds half as many.
-    features = tile.features // max(1, x.dtype.itemsize // 2)
+    padded = columns_held(frame)
+    tile = (COPYING if copied else TILES)[padded].of(x.dtype)
     _project[(triton.cdiv(tokens, tile.tokens),)](
         x, a, out, tokens, width, x.stride(0), a.stride(0), out.stride(0),
-        copied=copied, frame=frame, padded=padded, rows_held=tile.tokens, block=features,
+        copied=copied, frame=frame, padded=padded, rows_held=tile.tokens, block=tile.features,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

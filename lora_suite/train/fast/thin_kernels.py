@@ -25,30 +25,28 @@ import triton
 import triton.language as tl
 
 from lora_suite.train.fast.kernels import gated_gradient
+from lora_suite.train.fast.project_kernels import Tile, columns_held
 
 _MOST_CHUNKS = 16
 """Into how many parts the tokens are split at most where they are summed over."""
 
 
-class Tile(NamedTuple):
-    """Tokens and features that a program holds at a time, its warps and its loads under way.
+class Pull(NamedTuple):
+    """A tile, and how many programs there may be, of which those of one block of features share the tokens.
 
-    programs: how many there may be, of which those of one block of features share the tokens. So many that
-    each multiprocessor has work till the end, and few, since each writes a part of every sum.
+    So many that each multiprocessor has work till the end; and few, for each writes a part of every sum, and
+    waits for its first loads.
     """
 
-    tokens: int
-    features: int
-    warps: int
-    stages: int
+    tile: Tile
     programs: int
 
 
 class Tiles(NamedTuple):
-    """Of a linear whose frame has as many columns as the key says."""
+    """Of frames of as many columns as the key says; in_place: where dy stands beside room for u already."""
 
-    pull: Tile
-    in_place: Tile
+    pull: Pull
+    in_place: Pull
     push: Tile
 
 
@@ -64,8 +62,8 @@ class SumTile(NamedTuple):
 _SUM = SumTile(16, 2048, 128, 4)
 
 TILES = {
-    16: Tiles(Tile(64, 128, 8, 3, 256), Tile(64, 256, 8, 2, 896), Tile(64, 64, 4, 3, 0)),
-    32: Tiles(Tile(64, 128, 8, 3, 384), Tile(64, 128, 8, 3, 896), Tile(64, 64, 4, 3, 0)),
+    16: Tiles(Pull(Tile(64, 256, 8, 4), 132), Pull(Tile(64, 256, 8, 2), 264), Tile(64, 64, 4, 5)),
+    32: Tiles(Pull(Tile(64, 128, 8, 4), 264), Pull(Tile(64, 128, 8, 3), 396), Tile(64, 64, 4, 5)),
 }
 
 
@@ -189,23 +187,15 @@ def _add_up(partial: torch.Tensor, out: torch.Tensor) -> None:
     )  # fmt: skip
 
 
-def _padded(frame: int) -> int:
-    return max(16, int(triton.next_power_of_2(frame)))
+def _pull_by(frame: int, apart: bool, dtype: torch.dtype) -> Pull:
+    tiles = TILES[columns_held(frame)]
+    tile, programs = tiles.pull if apart else tiles.in_place
+    return Pull(tile.of(dtype), programs)
 
 
-def _fitting(tile: Tile, dtype: torch.dtype) -> Tile:
-    """Tiles are for elements of two bytes; of larger ones a multiprocessor holds half as many."""
-    return tile if dtype.itemsize == 2 else tile._replace(features=tile.features // 2, stages=2)
-
-
-def _tile(frame: int, apart: bool, dtype: torch.dtype) -> Tile:
-    tiles = TILES[_padded(frame)]
-    return _fitting(tiles.pull if apart else tiles.in_place, dtype)
-
-
-def _chunks(width: int, tile: Tile) -> int:
-    """How many programs share the tokens of a block of features: no matter how many tokens there are."""
-    return max(1, min(_MOST_CHUNKS, tile.programs // triton.cdiv(width, tile.features)))
+def _chunks(width: int, by: Pull) -> int:
+    """How many programs share the tokens of a block of features, however many tokens there are."""
+    return max(1, min(_MOST_CHUNKS, by.programs // triton.cdiv(width, by.tile.features)))
 
 
 def _per_chunk(tokens: int, chunks: int, held: int) -> int:
@@ -224,13 +214,13 @@ def _pulled(
 ) -> None:
     """Make wide = [dy, u], of which it may hold dy already; dB's parts go into `vectors`."""
     (tokens, width), frame, apart = dy.shape, b.shape[1], dy.data_ptr() != wide.data_ptr()
-    tile, chunks = _tile(frame, apart, dy.dtype), len(vectors)
+    tile, chunks = _pull_by(frame, apart, dy.dtype).tile, len(vectors)
     blocks = triton.cdiv(width, tile.features)
     partial = dy.new_empty(blocks, tokens, frame, dtype=torch.float32)
     _pull[(blocks, chunks)](
         dy, b, t, wide, partial, vectors, rows, tokens, width, _per_chunk(tokens, chunks, tile.tokens),
         vectors.shape[1], scale, dy.stride(0), b.stride(0), t.stride(0), wide.stride(0),
-        apart=apart, entries=len(rows), rank=rank, frame=frame, padded=_padded(frame),
+        apart=apart, entries=len(rows), rank=rank, frame=frame, padded=columns_held(frame),
         rows_held=tile.tokens, block=tile.features, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     _add_up(partial.view(blocks, -1), wide[:, width:])
@@ -239,17 +229,17 @@ def _pulled(
 def _pushed(x: torch.Tensor, u: torch.Tensor, bases: torch.Tensor, vectors: torch.Tensor, rank: int) -> None:
     """dA's parts go into `vectors`."""
     (tokens, width), frame, chunks = x.shape, u.shape[1], len(vectors)
-    tile = _fitting(TILES[_padded(frame)].push, x.dtype)
+    tile = TILES[columns_held(frame)].push.of(x.dtype)
     _push[(triton.cdiv(width, tile.features), chunks)](
         x, u, vectors, bases, tokens, width, _per_chunk(tokens, chunks, tile.tokens), vectors.shape[1],
-        x.stride(0), u.stride(0), adapters=len(bases), rank=rank, frame=frame, padded=_padded(frame),
+        x.stride(0), u.stride(0), adapters=len(bases), rank=rank, frame=frame, padded=columns_held(frame),
         rows_held=tile.tokens, block=tile.features, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
 def _vectors(like: torch.Tensor, out: int, frame: int, apart: bool, size: int) -> torch.Tensor:
     """Room for each chunk's part of a linear's factor gradients. Every element gets written."""
-    return like.new_empty(_chunks(out, _tile(frame, apart, like.dtype)), size, dtype=torch.float32)
+    return like.new_empty(_chunks(out, _pull_by(frame, apart, like.dtype)), size, dtype=torch.float32)
 
 
 def _added_up(vectors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -117,6 +117,23 @@ def check_mlp(ops, positions, rank, joined, tokens):
     agree(lambda x: gated_mlp(x, gate_up, down, plain), by_definition, [gate_up, down], x, dy)
 
 
+def check_other_programs(ops):
+    """Results are the same however many programs share the tokens, of which some may have none."""
+    from lora_suite.train.fast import thin_kernels as kernels
+
+    before = dict(kernels.TILES)
+    for programs in (1, 5, 40):
+        for columns, tiles in before.items():
+            pull, in_place = (
+                each._replace(tile=each.tile._replace(features=64), programs=programs)
+                for each in (tiles.pull, tiles.in_place)
+            )
+            kernels.TILES[columns] = tiles._replace(pull=pull, in_place=in_place)
+        check_linear(ops, (0, 2), 8, True, 150)
+        check_mlp(ops, (0, 1), 8, True, 150)
+    kernels.TILES.update(before)
+
+
 def in_interpreter():
     ops = thin_ops()
     torch.manual_seed(0)
@@ -126,12 +143,24 @@ def in_interpreter():
     check_alternating(ops)
     check_mlp(ops, (0, 1), 8, True, 70)
     check_mlp(ops, (1,), 20, False, 300)
+    check_other_programs(ops)
     print("equal")
 
 
 @pytest.mark.slow
 def test_kernels_by_the_interpreter():
     check_in_interpreter("from tests.train.fast.test_thin import in_interpreter as check; check()")
+
+
+def test_programs_are_shared_out_among_blocks_of_features():
+    pytest.importorskip("triton")
+    from lora_suite.train.fast.thin_kernels import Pull, Tile, _chunks
+
+    by = Pull(Tile(64, 256, 8, 2), 264)
+    assert _chunks(28672, by) == 2  # 112 blocks
+    assert _chunks(6144, by) == 11  # 24 blocks
+    assert _chunks(256, by) == 16  # no more parts than that
+    assert _chunks(1 << 20, by) == 1  # each block of features has one
 
 
 def test_float64_keeps_to_matrix_products():
