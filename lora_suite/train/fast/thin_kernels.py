@@ -68,39 +68,15 @@ TILES = {
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _store_b(  # type: ignore[no-untyped-def]
-    vector, sums, feature, inside, rows, entries: tl.constexpr, rank: tl.constexpr, padded: tl.constexpr
-):
-    """Put sums [features, padded] of dB where each feature's adapter has its row of B."""
+def _rows_of_b(feature, rows, entries: tl.constexpr, rank: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of each feature's adapter: where in the vector its row of B begins, and its first column or -1."""
     base, first = feature * 0, feature * 0 - 1
     for entry in tl.static_range(entries):
         start, stop = tl.load(rows + 4 * entry), tl.load(rows + 4 * entry + 1)
         here = (feature >= start) & (feature < stop)
         first = tl.where(here, tl.load(rows + 4 * entry + 2), first)
         base = tl.where(here, tl.load(rows + 4 * entry + 3) + (feature - start) * rank, base)
-    column = tl.arange(0, padded)[None, :] - first[:, None]
-    mask = (inside & (first >= 0))[:, None] & (column >= 0) & (column < rank)
-    tl.store(vector + base[:, None] + column, sums, mask=mask)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _store_a(  # type: ignore[no-untyped-def]
-    vector,
-    sums,
-    feature,
-    inside,
-    bases,
-    inputs,
-    adapters: tl.constexpr,
-    rank: tl.constexpr,
-    padded: tl.constexpr,
-):
-    """Put sums [features, padded] of dAᵀ into each adapter's A [rank, inputs]."""
-    column = tl.arange(0, padded)
-    owner = column // rank
-    base = tl.load(bases + owner, mask=owner < adapters, other=0) + (column - owner * rank) * inputs
-    mask = inside[:, None] & (owner < adapters)[None, :]
-    tl.store(vector + base[None, :] + feature[:, None], sums, mask=mask)
+    return base, first
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -120,6 +96,8 @@ def _pull(  # type: ignore[no-untyped-def]
         mask=inside[:, None] & (column < frame)[None, :],
         other=0.0,
     )
+    # Asked for before the loop, so that nothing waits for it at the end.
+    base, first = _rows_of_b(feature, rows, entries, rank)
     d_b = tl.zeros((block, padded), tl.float32)
     for start in range(chunk * per_chunk, min(tokens, (chunk + 1) * per_chunk), rows_held):
         token = (start + tl.arange(0, rows_held)).to(tl.int64)
@@ -134,8 +112,9 @@ def _pull(  # type: ignore[no-untyped-def]
         u = tl.dot(d, factor, input_precision="ieee")
         place = (tl.program_id(0) * tokens + token)[:, None] * frame + column[None, :]
         tl.store(partial_u + place, u, mask=thin)
-    vector = vectors + chunk.to(tl.int64) * size
-    _store_b(vector, d_b * scale, feature, inside, rows, entries, rank, padded)
+    own = column[None, :] - first[:, None]
+    mask = (inside & (first >= 0))[:, None] & (own >= 0) & (own < rank)
+    tl.store(vectors + chunk.to(tl.int64) * size + base[:, None] + own, d_b * scale, mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -149,6 +128,8 @@ def _push(  # type: ignore[no-untyped-def]
     chunk = tl.program_id(1)
     inside = feature < width
     column = tl.arange(0, padded)
+    owner = column // rank
+    base = tl.load(bases + owner, mask=owner < adapters, other=0) + (column - owner * rank) * width
     d_a = tl.zeros((block, padded), tl.float32)
     for start in range(chunk * per_chunk, min(tokens, (chunk + 1) * per_chunk), rows_held):
         token = (start + tl.arange(0, rows_held)).to(tl.int64)
@@ -158,7 +139,9 @@ def _push(  # type: ignore[no-untyped-def]
         thin = live[:, None] & (column < frame)[None, :]
         up = tl.load(u + token[:, None] * u_stride + column[None, :], mask=thin, other=0.0)
         d_a = tl.dot(tl.trans(states), up, d_a, input_precision="ieee")
-    _store_a(vectors + chunk.to(tl.int64) * size, d_a, feature, inside, bases, width, adapters, rank, padded)
+    # Into each adapter's A [rank, width].
+    mask = inside[:, None] & (owner < adapters)[None, :]
+    tl.store(vectors + chunk.to(tl.int64) * size + base[None, :] + feature[:, None], d_a, mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -195,7 +178,7 @@ def _pull_by(frame: int, apart: bool, dtype: torch.dtype) -> Pull:
 
 def _chunks(width: int, by: Pull) -> int:
     """How many programs share the tokens of a block of features, however many tokens there are."""
-    return max(1, min(_MOST_CHUNKS, by.programs // triton.cdiv(width, by.tile.features)))
+    return max(1, min(_MOST_CHUNKS, by.programs // -(-width // by.tile.features)))
 
 
 def _per_chunk(tokens: int, chunks: int, held: int) -> int:
