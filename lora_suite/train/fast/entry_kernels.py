@@ -12,8 +12,6 @@ import torch
 import triton
 import triton.language as tl
 
-from lora_suite.train.fast.project_kernels import project
-
 _PROGRAMS = 512
 """Among how many programs the tokens are split where the norm's weight trains: each has a part of a sum."""
 
@@ -80,20 +78,6 @@ def _warps(block: int) -> int:
     return min(16, max(4, block // 512))
 
 
-@torch.library.custom_op("lora_suite::beside", mutates_args=())
-def beside(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """[x, x·aᵀ] [tokens, inputs + R] of x [tokens, inputs] and a [R, inputs]."""
-    x = _rows(x)
-    out = x.new_empty(len(x), x.shape[1] + len(a))
-    project(x, a, out)
-    return out
-
-
-@beside.register_fake
-def _(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(len(x), x.shape[1] + len(a))
-
-
 @torch.library.custom_op("lora_suite::add_norm", mutates_args=())
 def add_norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, a: torch.Tensor
@@ -115,7 +99,7 @@ def add_norm(
         summed=residual is not None, block=block, num_warps=_warps(block),
     )  # fmt: skip
     if len(a):
-        project(out[:, :width], a, out)
+        torch.mm(out[:, :width], a.t(), out=out[:, width:])
     return out, states, inverses
 
 

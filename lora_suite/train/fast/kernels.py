@@ -12,8 +12,6 @@ import torch
 import triton
 import triton.language as tl
 
-from lora_suite.train.fast.project_kernels import project
-
 _BLOCK = 2048
 _WARPS = 8
 
@@ -64,7 +62,7 @@ def gated(gate_up: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         gate_up, out, width, gate_up.stride(0), out.stride(0), block=_BLOCK, num_warps=_WARPS
     )
     if rank:
-        project(out[:, :width], a, out)
+        torch.mm(out[:, :width], a.t(), out=out[:, width:])
     return out
 
 

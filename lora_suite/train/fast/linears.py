@@ -75,7 +75,7 @@ def beside(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
 
 def beside_op() -> Beside:
     """By a kernel, whose result a compiler keeps for the backward pass; where Triton and a GPU are."""
-    from lora_suite.train.fast import entry_kernels as kernels
+    from lora_suite.train.fast import beside_kernels as kernels
 
     return kernels.beside
 

@@ -24,8 +24,8 @@ import torch
 import triton
 import triton.language as tl
 
+from lora_suite.train.fast.beside_kernels import Tile, columns_held
 from lora_suite.train.fast.kernels import gated_gradient
-from lora_suite.train.fast.project_kernels import Tile, columns_held
 
 _MOST_CHUNKS = 16
 """Into how many parts the tokens are split at most where they are summed over."""
@@ -59,11 +59,11 @@ class SumTile(NamedTuple):
     warps: int
 
 
-_SUM = SumTile(16, 2048, 128, 4)
+_SUM = SumTile(8, 2048, 128, 4)
 
 TILES = {
-    16: Tiles(Pull(Tile(64, 256, 8, 4), 132), Pull(Tile(64, 256, 8, 2), 264), Tile(64, 64, 4, 5)),
-    32: Tiles(Pull(Tile(64, 128, 8, 4), 264), Pull(Tile(64, 128, 8, 3), 396), Tile(64, 64, 4, 5)),
+    16: Tiles(Pull(Tile(128, 256, 8, 3), 132), Pull(Tile(64, 512, 8, 3), 132), Tile(64, 64, 4, 5)),
+    32: Tiles(Pull(Tile(64, 256, 8, 3), 132), Pull(Tile(64, 128, 8, 3), 396), Tile(64, 64, 4, 3)),
 }
 
 

@@ -162,13 +162,13 @@ def check_layer(rank, thin, first, **without):
 
 def check_fakes():
     """Shapes and strides that a compiler is told are those that come."""
-    from lora_suite.train.fast import entry_kernels, rotary_kernels
+    from lora_suite.train.fast import beside_kernels, entry_kernels, rotary_kernels
 
     x, weight, a = torch.randn(5, 24), torch.randn(24), torch.randn(8, 24)
     tests = ("test_schema", "test_faketensor")
     for residual in (None, torch.randn(5, 24)):
         torch.library.opcheck(entry_kernels.add_norm, (x, residual, weight, EPS, a), test_utils=tests)
-    torch.library.opcheck(entry_kernels.beside, (x, a), test_utils=tests)
+    torch.library.opcheck(beside_kernels.beside, (x, a), test_utils=tests)
     for modes in ((False, False), (True, False), (False, True)):
         inputs = (x, x, x, torch.rand(5), weight, *modes)
         torch.library.opcheck(entry_kernels.norm_backward, inputs, test_utils=tests)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Triton kernel of the thin product of the forward pass, t = x·Aᵀ, which reads x once and may copy it.
+"""Triton kernels of [x, x·Aᵀ], what a framed linear takes of an x that no kernel of ours makes.
 
-A library splits the features of so thin a product among programs, clears room for their parts before it and
-sums them after it: three kernels. Here a program has all features of a few tokens. Loaded where Triton and a
-GPU are.
+A library's product reads x once more than the copy does, splits the features among programs, and sums their
+parts after it. Here a program has all features of a few tokens: it copies them, and multiplies them on the
+way. Loaded where Triton and a GPU are.
 """
 
 from __future__ import annotations
@@ -34,10 +34,8 @@ class Tile(NamedTuple):
         return self._replace(features=2 * self.features // dtype.itemsize)
 
 
-TILES = {16: Tile(32, 256, 4, 6), 32: Tile(32, 256, 4, 4)}
+TILES = {16: Tile(64, 128, 4, 5), 32: Tile(32, 256, 4, 4)}
 """By the columns."""
-COPYING = {16: Tile(32, 256, 4, 6), 32: Tile(32, 256, 4, 4)}
-"""Where x is copied on the way."""
 
 _COPY = 2048
 """Elements that a program copies where it does nothing else."""
@@ -52,12 +50,11 @@ def _copy(x, out, width, x_stride, out_stride, block: tl.constexpr):  # type: ig
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _project(  # type: ignore[no-untyped-def]
+def _beside(  # type: ignore[no-untyped-def]
     x, a, out, tokens, width, x_stride, a_stride, out_stride,
-    copied: tl.constexpr, frame: tl.constexpr, padded: tl.constexpr, rows_held: tl.constexpr,
-    block: tl.constexpr,
+    frame: tl.constexpr, padded: tl.constexpr, rows_held: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """For a few tokens: all of t; and the copy of x before it."""
+    """For a few tokens: the copy of x, and all of t beside it."""
     token = (tl.program_id(0) * rows_held + tl.arange(0, rows_held)).to(tl.int64)
     live = token < tokens
     column = tl.arange(0, padded)
@@ -68,8 +65,7 @@ def _project(  # type: ignore[no-untyped-def]
         inside = feature < width
         mask = live[:, None] & inside[None, :]
         states = tl.load(x + token[:, None] * x_stride + feature[None, :], mask=mask, other=0.0)
-        if copied:
-            tl.store(out + token[:, None] * out_stride + feature[None, :], states, mask=mask)
+        tl.store(out + token[:, None] * out_stride + feature[None, :], states, mask=mask)
         place = a + column.to(tl.int64)[:, None] * a_stride + feature[None, :]
         factor = tl.load(place, mask=used[:, None] & inside[None, :], other=0.0)
         sums = tl.dot(states, tl.trans(factor), sums, input_precision="ieee")
@@ -82,20 +78,28 @@ def columns_held(frame: int) -> int:
     return max(16, int(triton.next_power_of_2(frame)))
 
 
-def project(x: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
-    """Make out = [x, x·aᵀ] [tokens, width + R], of which it may hold x already; a [R, width]."""
-    (tokens, width), frame, copied = x.shape, len(a), x.data_ptr() != out.data_ptr()
+@torch.library.custom_op("lora_suite::beside", mutates_args=())
+def beside(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """[x, x·aᵀ] [tokens, inputs + R] of x [tokens, inputs] and a [R, inputs]."""
+    x = x if x.stride(1) == 1 else x.contiguous()
+    (tokens, width), frame = x.shape, len(a)
+    out = x.new_empty(tokens, width + frame)
     if frame > _MOST_COLUMNS:
-        if copied:
-            _copy[(tokens, triton.cdiv(width, _COPY))](
-                x, out, width, x.stride(0), out.stride(0), block=_COPY, num_warps=4
-            )
+        _copy[(tokens, triton.cdiv(width, _COPY))](
+            x, out, width, x.stride(0), out.stride(0), block=_COPY, num_warps=4
+        )
         torch.mm(x, a.t(), out=out[:, width:])
-        return
+        return out
     padded = columns_held(frame)
-    tile = (COPYING if copied else TILES)[padded].of(x.dtype)
-    _project[(triton.cdiv(tokens, tile.tokens),)](
+    tile = TILES[padded].of(x.dtype)
+    _beside[(triton.cdiv(tokens, tile.tokens),)](
         x, a, out, tokens, width, x.stride(0), a.stride(0), out.stride(0),
-        copied=copied, frame=frame, padded=padded, rows_held=tile.tokens, block=tile.features,
+        frame=frame, padded=padded, rows_held=tile.tokens, block=tile.features,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
+    return out
+
+
+@beside.register_fake
+def _(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(len(x), x.shape[1] + len(a))
