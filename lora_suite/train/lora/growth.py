@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether adapters stay finite and grow no faster than an optimizer can make them, step by step."""
+"""Whether adapters stay finite and grow no faster than an optimizer can make them, look by look."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from lora_suite.train.lora.bank import AdapterBank
 
 MOST_GROWTH = 10.0
-"""Factor by which an adapter's norm may grow in one step. Adam moves an element by about the learning rate
-(https://github.com/pytorch/torchtitan/issues/421 is what happens where something else moves it)."""
+"""Factor by which an adapter's norm may grow from one look to the next, a few steps later. Adam moves an
+element by about the learning rate (https://github.com/pytorch/torchtitan/issues/421 is what happens where
+something else moves it)."""
 
 
 _PIECE = 32_768
@@ -22,7 +23,7 @@ one factor of millions of elements, which would keep one of its processors busy 
 class Growth:
     """Watches the norms of this rank's adapters, √(‖A‖² + ‖B‖²) of what it holds of them.
 
-    A step costs one multiplication, one reduction by segments and one short copy to the host, for all
+    A look costs one multiplication, one reduction by segments and one short copy to the host, for all
     adapters together.
     """
 
@@ -40,8 +41,8 @@ class Growth:
         self.grown: dict[str, int] = {}
         self._norms = self._measure()
 
-    def after_step(self, step: int) -> None:
-        """Compare with the step before; `broken` and `grown` hold the first step at which an adapter was."""
+    def look(self, step: int) -> None:
+        """Compare with the last look; `broken` and `grown` hold the first step by which an adapter was."""
         before, self._norms = self._norms, self._measure()
         broken = ~np.isfinite(self._norms)
         with np.errstate(invalid="ignore"):

@@ -33,7 +33,7 @@ def test_the_last_element_of_one_adapter_is_seen_in_it_alone(
     watch = growth.Growth(bank)
     (last,) = [slot for slot in bank.slots if slot.key.startswith("up") and slot.factor == "b"]
     bank.master[last.stop - 1] = 1e4
-    watch.after_step(3)
+    watch.look(3)
     bank.master[last.stop - 1] = math.nan
-    watch.after_step(4)
+    watch.look(4)
     assert (watch.grown, watch.broken) == ({"up": 3}, {"up": 4})
