@@ -77,6 +77,7 @@ _PATH = click.Path(path_type=Path)
     help="Leave out null, NaN and infinities of this metric (or glob) instead of failing.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the table.")
+@click.option("--record", type=_PATH, metavar="FILE", help="Also write what --json prints.")
 @click.option("--junit", type=_PATH, metavar="FILE", help="Also write JUnit XML.")
 @click.option("--github", is_flag=True, help="Also print GitHub annotations.")
 def command(
@@ -91,6 +92,7 @@ def command(
     run_json: Path | None,
     allow_nonfinite: tuple[str, ...],
     as_json: bool,
+    record: Path | None,
     junit: Path | None,
     github: bool,
 ) -> int:
@@ -112,7 +114,7 @@ def command(
         evaluate(expression, metrics, segments=known, warmup=warmup, allow_nonfinite=allow_nonfinite)
         for expression in expressions
     ]
-    _report(results, str(file), as_json=as_json, junit=junit, github=github)
+    _report(results, str(file), as_json=as_json, record=record, junit=junit, github=github)
     return 0 if all(result.status == "PASS" for result in results) else 1
 
 
@@ -220,20 +222,33 @@ def _convert(metrics: Mapping[str, Metrics], expressions: Sequence[Expression]) 
 
 
 def _report(
-    results: Sequence[CheckResult], source: str, *, as_json: bool, junit: Path | None, github: bool
+    results: Sequence[CheckResult],
+    source: str,
+    *,
+    as_json: bool,
+    record: Path | None,
+    junit: Path | None,
+    github: bool,
 ) -> None:
     from check_metrics import render
 
+    document = render.json_text(results, source) if as_json or record is not None else ""
+    if record is not None:
+        _write(record, f"{document.rstrip()}\n".encode(errors="backslashreplace"), "file for the record")
     if junit is not None:
-        try:
-            junit.write_bytes(render.junit_bytes(results, source))
-        except OSError as error:
-            raise MetricsError(f"{junit}: {error.strerror}; name a JUnit file that can be written") from None
-    _print(render.json_text(results, source) if as_json else render.table_text(results), sys.stdout)
+        _write(junit, render.junit_bytes(results, source), "JUnit file")
+    _print(document if as_json else render.table_text(results), sys.stdout)
     if github:
         # The runner reads both streams; standard output stays one JSON document under --json.
         lines = "\n".join(render.github_lines(results))
         _print(lines, sys.stderr if as_json else sys.stdout)
+
+
+def _write(path: Path, content: bytes, what: str) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise MetricsError(f"{path}: {error.strerror}; name a {what} that can be written") from None
 
 
 def _print(text: str, stream: TextIO) -> None:

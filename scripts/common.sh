@@ -190,13 +190,16 @@ judge() {
   done
   ((limited == matched)) || suite_unlimited=1
   ((${#applied[@]})) || return 0
-  check_metrics "$LORA_SUITE_RUN_DIR/metrics.json" -- "${applied[@]}" || status=$?
+  # One process prints the table where the driver prints, and the record into the variable.
+  exec 4>&1
+  evidence=$(check_metrics --record /dev/fd/3 "$LORA_SUITE_RUN_DIR/metrics.json" -- "${applied[@]}" 3>&1 >&4) ||
+    status=$?
+  exec 4>&-
   case $status in
     0) suite_passed=1 ;;
     1) suite_failed=1 ;;
     *) stop 2 "check_metrics ended with status $status" ;;
   esac
-  evidence=$(check_metrics --json "$LORA_SUITE_RUN_DIR/metrics.json" -- "${applied[@]}") || [[ $? == 1 ]]
   suite_evidence+=("$evidence")
 }
 

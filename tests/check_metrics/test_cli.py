@@ -208,6 +208,17 @@ def test_json(call: Outcome, metrics: Path) -> None:
     assert json.loads(call.of(metrics, PASSING, "--json")[1])["status"] == "PASS"
 
 
+def test_the_record_is_what_json_prints(call: Outcome, metrics: Path, tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    status, table, _ = call.of(metrics, PASSING, FAILING, "--record", record)
+    assert (status, table) == call.of(metrics, PASSING, FAILING)[:2]
+    assert json.loads(record.read_text()) == json.loads(call.of(metrics, PASSING, FAILING, "--json")[1])
+    status, _, err = call.of(metrics, PASSING, "--record", tmp_path / "none" / "record.json")
+    assert status == 2
+    assert "record.json" in err
+    assert "can be written" in err
+
+
 def test_junit(call: Outcome, metrics: Path, tmp_path: Path) -> None:
     report = tmp_path / "junit.xml"
     assert call.of(metrics, PASSING, FAILING, "--junit", report)[0] == 1
