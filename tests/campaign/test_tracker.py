@@ -49,12 +49,13 @@ def test_what_nobody_logs_is_not_published(tmp_path):
 
 @pytest.mark.slow
 def test_the_verdict_is_the_summary_of_a_run_in_the_group_of_its_trainings(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
     folder = tmp_path / "smoke" / "20260301-120000-abc"
     folder.mkdir(parents=True)
     publish(logged_plan(), verdict(folder))
+    wandb.teardown()  # ends the process that writes the file, which may lag behind what it has confirmed
     (written,) = folder.glob("wandb/offline-run-*/*.wandb")
     described = run_of(written)
     assert (described.run_group, described.job_type, list(described.tags)) == (
