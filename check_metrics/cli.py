@@ -234,7 +234,7 @@ def _report(
 
     document = render.json_text(results, source) if as_json or record is not None else ""
     if record is not None:
-        _write(record, f"{document.rstrip()}\n".encode(errors="backslashreplace"), "file for the record")
+        _write(record, f"{document}\n".encode(), "file for the record")
     if junit is not None:
         _write(junit, render.junit_bytes(results, source), "JUnit file")
     _print(document if as_json else render.table_text(results), sys.stdout)

@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from lora_suite.train.fast.kernels import adjacent
+
 _MOST_COLUMNS = 32
 """With more columns the factor, which every program reads, is no longer small beside its tokens."""
 
@@ -81,7 +83,7 @@ def columns_held(frame: int) -> int:
 @torch.library.custom_op("lora_suite::beside", mutates_args=())
 def beside(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     """[x, x·aᵀ] [tokens, inputs + R] of x [tokens, inputs] and a [R, inputs]."""
-    x = x if x.stride(1) == 1 else x.contiguous()
+    x = adjacent(x)
     (tokens, width), frame = x.shape, len(a)
     out = x.new_empty(tokens, width + frame)
     if frame > _MOST_COLUMNS:

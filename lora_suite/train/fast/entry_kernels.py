@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from lora_suite.train.fast.kernels import adjacent
+
 _PROGRAMS = 512
 """Among how many programs the tokens are split where the norm's weight trains: each has a part of a sum."""
 
@@ -68,11 +70,6 @@ def _norm_backward(  # type: ignore[no-untyped-def]
         tl.store(parts + program.to(tl.int64) * width + column, d_weight, mask=inside)
 
 
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Rows of adjacent elements, of whatever stride."""
-    return tensor if tensor.stride(1) == 1 else tensor.contiguous()
-
-
 def _warps(block: int) -> int:
     """So that a thread has 16 elements of a row, of 4 to 16 warps."""
     return min(16, max(4, block // 512))
@@ -87,9 +84,9 @@ def add_norm(
     h = x + residual, n = h / rms(h) · weight; without a residual, x is h, and what is returned for it is
     [0, hidden]. a [R, hidden], where R may be 0.
     """
-    x = _rows(x)
+    x = adjacent(x)
     tokens, width = x.shape
-    other = x if residual is None else _rows(residual)
+    other = x if residual is None else adjacent(residual)
     states = x.new_empty(0 if residual is None else tokens, width)
     out = x.new_empty(tokens, width + len(a))
     inverses = x.new_empty(tokens, dtype=torch.float32)
@@ -127,7 +124,7 @@ def norm_backward(
     Third n itself, anew, of which there are no rows unless `recompute`. d_normal: by n; d_states: by h of
     whatever else reads it; states = h; inverses: of `add_norm`.
     """
-    d_normal, d_states, states = _rows(d_normal), _rows(d_states), _rows(states)
+    d_normal, d_states, states = adjacent(d_normal), adjacent(d_states), adjacent(states)
     tokens, width = states.shape
     per_program = triton.cdiv(tokens, _PROGRAMS) if weighted else 1
     programs = triton.cdiv(tokens, per_program)

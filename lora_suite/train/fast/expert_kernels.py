@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from lora_suite.train.fast.kernels import adjacent
+
 _BLOCK = 1024
 
 
@@ -77,7 +79,7 @@ def _grid(rows: int, width: int) -> tuple[int, int]:
 def gather(x: torch.Tensor, order: torch.Tensor, ends: torch.Tensor, choices: int, out: torch.Tensor) -> None:
     """Write the rows of x [tokens, width] that `order` [rows] names to the first columns of out."""
     width = x.shape[1]
-    x = x if x.stride(1) == 1 else x.contiguous()
+    x = adjacent(x)
     _gather[_grid(len(order), width)](
         x, order, ends[-1:], out, choices, width, x.stride(0), out.stride(0), block=_BLOCK
     )

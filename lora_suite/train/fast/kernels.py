@@ -49,6 +49,11 @@ def _gated_backward(  # type: ignore[no-untyped-def]
         tl.store(act + row * act_stride + column, again.to(act.dtype.element_ty), mask=inside)
 
 
+def adjacent(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its last dimension's elements side by side, of whatever other strides."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
 def _grid(tokens: int, width: int) -> tuple[int, int]:
     return tokens, triton.cdiv(width, _BLOCK)
 

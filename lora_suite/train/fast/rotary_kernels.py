@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from lora_suite.train.fast.kernels import adjacent
+
 _HEADS = 16
 """Heads that a program has of a token."""
 
@@ -105,11 +107,6 @@ def _rotate_backward(  # type: ignore[no-untyped-def]
     tl.store(place + half, (right * cos_r - left * sin_l).to(out.dtype.element_ty), mask=inside)
 
 
-def _adjacent(tensor: torch.Tensor) -> torch.Tensor:
-    """With adjacent channels, of whatever other strides."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
 @torch.library.custom_op("lora_suite::rotate", mutates_args=())
 def rotate(
     states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int, kv_heads: int, grouped: bool
@@ -125,7 +122,7 @@ def rotate(
         states = states.contiguous()
     query = states.new_empty(rows, length, heads, channels)
     key, value = (states.new_empty(rows, length, kv_heads, channels) for _ in range(2))
-    cos, sin = _adjacent(cos), _adjacent(sin)
+    cos, sin = adjacent(cos), adjacent(sin)
     _rotate[(rows * length, triton.cdiv(total, _HEADS))](
         states, cos, sin, query, key, value, length, heads, kv_heads, states.stride(0), states.stride(1),
         cos.stride(0), sin.stride(0), grouped=grouped, half=channels // 2, block=_HEADS, num_warps=4,
@@ -152,7 +149,7 @@ def rotate_backward(
     grouped: bool,
 ) -> torch.Tensor:
     """The gradient by `rotate`'s states from those by its queries, keys and values."""
-    d_query, d_key, d_value, cos, sin = map(_adjacent, (d_query, d_key, d_value, cos, sin))
+    d_query, d_key, d_value, cos, sin = map(adjacent, (d_query, d_key, d_value, cos, sin))
     rows, length, heads, channels = d_query.shape
     kv_heads = d_key.shape[2]
     total = heads + 2 * kv_heads
