@@ -13,6 +13,13 @@ IGNORED = -100
 """Label of a position that carries no loss: prompt, padding, the last position of a row."""
 
 
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The same on `device`, copied when the device comes to it: from pageable memory the host would wait."""
+    if device.type == "cuda" and not tensor.is_cuda:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Extent:
     """How many segments a packed micro batch has, and the length of the longest."""
@@ -62,7 +69,7 @@ class Segments:
 
     def to(self, device: torch.device) -> Segments:
         """The same segments on `device`."""
-        return replace(self, boundaries=self.boundaries.to(device, non_blocking=True))
+        return replace(self, boundaries=to_device(self.boundaries, device))
 
 
 @dataclass(frozen=True)
@@ -98,8 +105,8 @@ class MicroBatch:
     def to(self, device: torch.device) -> MicroBatch:
         """The same batch on `device`."""
         return MicroBatch(
-            self.input_ids.to(device, non_blocking=True),
-            self.labels.to(device, non_blocking=True),
-            None if self.positions is None else self.positions.to(device, non_blocking=True),
+            to_device(self.input_ids, device),
+            to_device(self.labels, device),
+            None if self.positions is None else to_device(self.positions, device),
             None if self.segments is None else self.segments.to(device),
         )

@@ -17,7 +17,7 @@ from lora_suite.config.schema import Recipe
 from lora_suite.launch.traces import PHASE_RANGE
 from lora_suite.plan.metric_names import INVARIANTS_TIME
 from lora_suite.train.backends.base import Backend
-from lora_suite.train.batch import MicroBatch
+from lora_suite.train.batch import MicroBatch, to_device
 from lora_suite.train.checkpoint import Checkpoints, Meta, layout_of, lora_of, metric_of
 from lora_suite.train.data.batches import GlobalBatch
 from lora_suite.train.data.load import TrainingData
@@ -73,6 +73,7 @@ class Trainer:
         self._lora_facts = lora_facts
         self._timer = StepTimer(self._topology.device)
         self._slow = SlowPhases(recipe.debug.faults.slow_phase, self._topology)
+        self._ahead: tuple[int, list[MicroBatch]] | None = None
         self.step = 0
 
     @property
@@ -160,26 +161,46 @@ class Trainer:
             self._reporter.step(report)
 
     def _update(self, step: int, batch: GlobalBatch, lr: float) -> Scalars:
-        """The step itself, phase by phase; the host waits for the device once, at the end."""
+        """The step itself, phase by phase; the host waits for the device once, at the end.
+
+        While the device is at work the host makes the next step's micro batches. As data counts what the
+        device had to wait for.
+        """
         backend, timer, faults = self._backend, self._timer, self._recipe.debug.faults
         with self._phase("data"):
-            batches = self._on_device(batch, self._data.slicing)
+            batches = self._micro_batches(step, batch)
         timer.begin_device()
         with self._phase("forward_backward", on_device=True):
             loss = backend.forward_backward(batches, batch.supervised)
         with self._phase("grad_sync", on_device=True):
             backend.sync_gradients()
-        with self._phase("optimizer"):
+        with self._phase("optimizer", on_device=True):
             if self._checks is not None:
                 self._checks.after_backward(step)
             grad_norm = backend.clip_gradients(self._recipe.policy.max_grad_norm)
             with freezing(faults, backend.bank):
                 backend.optimizer_step(lr)
-            scalars = self._reduce(loss, grad_norm)
+            summed = self._reduce(loss, grad_norm)
+        with record_function(f"{PHASE_RANGE}data"):
+            self._look_ahead(step)
+            scalars = self._scalars(summed)
+        timer.host("data")
         if faults.slow_step > 1.0:
             drag(faults, sum(timer.phases.values()) - timer.phases["data"], self._topology)
             timer.host("forward_backward")
         return scalars
+
+    def _micro_batches(self, step: int, batch: GlobalBatch) -> list[MicroBatch]:
+        """The step's micro batches: those that `_look_ahead` has made, if it has."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == step:
+            return ahead[1]
+        return self._on_device(batch, self._data.slicing)
+
+    def _look_ahead(self, step: int) -> None:
+        """Make the micro batches of the step after this one."""
+        if step < self.last_step:
+            self._ahead = (step + 1, self._on_device(self._data.steps[step], self._data.slicing))
 
     @contextmanager
     def _phase(self, name: str, on_device: bool = False) -> Iterator[None]:
@@ -192,28 +213,33 @@ class Trainer:
             self._slow.wait(name, on_device)
         (self._timer.device if on_device else self._timer.host)(name)
 
-    def _reduce(self, loss: torch.Tensor, grad_norm: torch.Tensor) -> Scalars:
-        """Bring loss, norm and memory of all ranks to the host: one reduction, one wait for the device.
+    def _reduce(self, loss: torch.Tensor, grad_norm: torch.Tensor) -> torch.Tensor:
+        """Loss, norm and memory of all ranks as one vector on the device, by one reduction; without a wait.
 
         In the vector that is summed each rank fills its own places: the loss once a data parallel rank, the
         norm once, the memory figures by rank.
         """
         topology = self._topology
         figures = _memory_figures(topology.device)
-        vector = torch.zeros(2 + topology.world_size * len(figures), dtype=torch.float64)
+        places = torch.zeros(2 + topology.world_size * len(figures), dtype=torch.float64)
         start = 2 + topology.rank * len(figures)
-        vector[start : start + len(figures)] = torch.tensor(list(figures.values()), dtype=torch.float64)
-        vector = vector.to(topology.device, non_blocking=True)
+        places[start : start + len(figures)] = torch.tensor(figures, dtype=torch.float64)
+        vector = to_device(places, topology.device)
         if topology.tp.index == 0 and topology.pp.index == 0:
             vector[0] = loss
         if topology.rank == 0:
             vector[1] = grad_norm
         if topology.world_size > 1:
             dist.all_reduce(vector)
+        return vector
+
+    def _scalars(self, vector: torch.Tensor) -> Scalars:
+        """What `_reduce` made, on the host, which waits for the device."""
         loss_sum, norm, *memory = vector.tolist()
+        names = _figure_names(self._topology.device)
         peaks = {}
-        for offset, name in enumerate(figures):
-            of_ranks = memory[offset :: len(figures)]
+        for offset, name in enumerate(names):
+            of_ranks = memory[offset :: len(names)]
             highest = max(of_ranks)
             peaks[name] = Peak(highest, of_ranks.index(highest))
         return Scalars(loss_sum, norm, peaks)
@@ -297,14 +323,15 @@ def resume(
     return meta.step, state
 
 
-def _memory_figures(device: torch.device) -> dict[str, float]:
-    """Peaks of this rank in GiB since the last call (CPU: since the process began)."""
+def _figure_names(device: torch.device) -> tuple[str, ...]:
+    return (_ALLOCATED, _RESERVED) if device.type == "cuda" else (_ALLOCATED,)
+
+
+def _memory_figures(device: torch.device) -> tuple[float, ...]:
+    """Peaks of this rank in GiB since the last call (CPU: since the process began), by `_figure_names`."""
     if device.type != "cuda":
-        return {_ALLOCATED: peak_resident_gib()}
+        return (peak_resident_gib(),)
     gib = 2**30
-    figures = {
-        _ALLOCATED: torch.cuda.max_memory_allocated(device) / gib,
-        _RESERVED: torch.cuda.max_memory_reserved(device) / gib,
-    }
+    figures = torch.cuda.max_memory_allocated(device) / gib, torch.cuda.max_memory_reserved(device) / gib
     torch.cuda.reset_peak_memory_stats(device)
     return figures

@@ -18,7 +18,11 @@ from lora_suite.launch.record import FastPath
 from lora_suite.train import program
 from lora_suite.train.backends.base import NO_GPU
 from lora_suite.train.batch import MicroBatch
+from lora_suite.train.data.batches import GlobalBatch
+from lora_suite.train.data.slicing import PaddedRows
+from lora_suite.train.loop import Scalars, Trainer
 from lora_suite.train.program import NOTHING_TO_DO
+from lora_suite.train.topology import Axis
 from tests.train.conftest import LORA, Run
 from tests.train.fake_backend import FakeBackend
 
@@ -58,6 +62,36 @@ def test_every_step_has_every_metric(run: Run) -> None:
     assert list(record.batches) == ["1", "2", "3", "4"]
     assert record.invariants == []
     assert record.environment is not None
+
+
+def test_the_next_steps_rows_are_cut_while_the_device_is_at_work(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # After the step's work has been launched, before the host waits for it.
+    order: list[Any] = []
+    cut, launch, wait = PaddedRows.micro_batches, FakeBackend.optimizer_step, Trainer._scalars
+
+    def cutting(slicing: PaddedRows, batch: GlobalBatch, dp: Axis) -> list[MicroBatch]:
+        order.append(batch.fingerprint)
+        return cut(slicing, batch, dp)
+
+    def launching(backend: FakeBackend, lr: float) -> None:
+        order.append("launched")
+        launch(backend, lr)
+
+    def waiting(trainer: Trainer, vector: torch.Tensor) -> Scalars:
+        order.append("waits")
+        return wait(trainer, vector)
+
+    monkeypatch.setattr(PaddedRows, "micro_batches", cutting)
+    monkeypatch.setattr(FakeBackend, "optimizer_step", launching)
+    monkeypatch.setattr(Trainer, "_scalars", waiting)
+    assert run.train() == 0
+    one, two, three, four = run.record.batches.values()
+    assert order == [
+        *(one, "launched", two, "waits", "launched", three, "waits"),
+        *("launched", four, "waits", "launched", "waits"),
+    ]
 
 
 def test_phases_sum_to_the_step(run: Run) -> None:

@@ -114,8 +114,6 @@ def test_allocated_and_reserved_memory_are_two_metrics_of_each_step_alone(
         torch.cuda, "reset_peak_memory_stats", lambda device: peaks.update(allocated=2**30, reserved=2**31)
     )
     device = torch.device("cuda", 0)
-    assert loop._memory_figures(device) == {
-        "memory/peak_allocated_gib": 5.2,
-        "memory/peak_reserved_gib": 7.8,
-    }
-    assert loop._memory_figures(device) == {"memory/peak_allocated_gib": 1.0, "memory/peak_reserved_gib": 2.0}
+    assert loop._figure_names(device) == ("memory/peak_allocated_gib", "memory/peak_reserved_gib")
+    assert loop._memory_figures(device) == (5.2, 7.8)
+    assert loop._memory_figures(device) == (1.0, 2.0)

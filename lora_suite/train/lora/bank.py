@@ -180,10 +180,11 @@ class AdapterBank:
 
         Sums over tp and ep for the sharded factors and over pp stages; the result is equal on all ranks.
         """
-        replicated = self.master_gradient[: self.replicated].square().sum()
-        sharded = self.topology.tp.sum(self.master_gradient[self.replicated : self.experts].square().sum())
-        experts = self.topology.ep.sum(self.master_gradient[self.experts :].square().sum())
-        return self.topology.pp.sum(replicated + sharded + experts)
+        parts = (slice(self.replicated), slice(self.replicated, self.experts), slice(self.experts, None))
+        # One pass, where square().sum() would write the squares and read them again.
+        squares = [torch.linalg.vector_norm(self.master_gradient[part]).square() for part in parts]
+        sharded, experts = self.topology.tp.sum(squares[1]), self.topology.ep.sum(squares[2])
+        return self.topology.pp.sum(squares[0] + sharded + experts)
 
     def clip_gradients(self, max_norm: float | None) -> torch.Tensor:
         """Scale the gradient to `max_norm`; return the norm before. No host synchronisation."""
