@@ -18,7 +18,8 @@ channels of queries and of keys; I: those of the MLP; w: bytes of an element, W:
 
 Selective checkpointing keeps on the fast path neither the inputs of q, k, v and of gate and up, except where
 a norm has no gradient, nor the MLP's product. Of transformers' modules it keeps a layer's input, and what
-linears and attention give.
+linears and attention give. Of the first layers, as many as asked for, gate and up are not kept either; of
+transformers' modules nothing but the input.
 
 The fast path of a hybrid model keeps of experts one input, h·w, and the hidden states of those that a token
 meets, both for the tokens of all ranks that split the experts; of the shared one its hidden states before and
@@ -46,7 +47,7 @@ class Keeping:
     width: bytes of an element. lean: the fast path, compiled. full: every weight trains. needs_input: whether
     a linear's input is kept for a gradient of its own. tensor: ranks that split heads and MLP channels;
     sequence: whether they also split what lies between. expert: ranks that split routed experts. selective:
-    whether what is cheap is computed anew.
+    whether what is cheap is computed anew. anew: of so many layers, from the first, gate and up, too.
     """
 
     width: int
@@ -57,6 +58,7 @@ class Keeping:
     sequence: bool = False
     expert: int = 1
     selective: bool = False
+    anew: int = 0
 
     @property
     def wide(self) -> int:
@@ -71,9 +73,9 @@ def kept_by_layer(shape: ModelShape, linears: Sequence[Linear], keeping: Keeping
         if linear.layer is not None:
             by_layer[linear.layer].append(linear)
     if keeping.selective and not keeping.lean:
-        return [_products(shape, members, keeping) for members in by_layer]
-    # With adapters nothing before the first norm trains, so that it has no gradient.
-    return [_of_layer(shape, members, keeping, index == 0) for index, members in enumerate(by_layer)]
+        kept = [_products(shape, members, keeping) for members in by_layer[keeping.anew :]]
+        return [*keeping.anew * [float(shape.hidden * keeping.width)], *kept]
+    return [_of_layer(shape, members, keeping, index) for index, members in enumerate(by_layer)]
 
 
 def _products(shape: ModelShape, linears: Sequence[Linear], keeping: Keeping) -> float:
@@ -85,12 +87,13 @@ def _products(shape: ModelShape, linears: Sequence[Linear], keeping: Keeping) ->
     return float((whole + split / keeping.tensor) * keeping.width + attention)
 
 
-def _of_layer(shape: ModelShape, linears: Sequence[Linear], keeping: Keeping, first: bool) -> float:
+def _of_layer(shape: ModelShape, linears: Sequence[Linear], keeping: Keeping, index: int) -> float:
     kinds = {linear.kind: linear for linear in linears}
     whole = _norms(shape, keeping)
     split = 0.0
     if "q" in kinds:
-        if not keeping.selective or (first and not keeping.full):
+        # With adapters nothing before the first norm trains, so that it has no gradient.
+        if not keeping.selective or (index == 0 and not keeping.full):
             whole += _shared_input(linears, ("q", "k", "v"), shape.hidden, keeping)
         split += _attention(shape, keeping)
     if "gate" in kinds:
@@ -98,7 +101,8 @@ def _of_layer(shape: ModelShape, linears: Sequence[Linear], keeping: Keeping, fi
             whole += _shared_input(linears, ("gate", "up"), shape.hidden, keeping)
         # One operation with both linears makes the product anew.
         anew = keeping.selective and any(keeping.needs_input(kinds[kind]) for kind in ("gate", "up"))
-        split += _gated(shape.intermediate, keeping, keeping.needs_input(kinds["down"]) and not anew)
+        if index >= keeping.anew:
+            split += _gated(shape.intermediate, keeping, keeping.needs_input(kinds["down"]) and not anew)
     elif "up" in kinds:
         split += sum(_both_ends(kinds[kind], keeping) for kind in ("up", "down") if kind in kinds)
     if keeping.lean and shape.hybrid is not None:

@@ -313,6 +313,7 @@ def _pass(recipe: Recipe, blueprint: Blueprint, layout: RankLayout, fast: bool) 
     megatron = policy.backend == "megatron"
     sequence = megatron and policy.megatron_cfg.sequence_parallel
     block = policy.megatron_cfg if megatron else policy.dtensor_cfg
+    selective = block.activation_checkpointing == "selective"
     keeping = Keeping(
         width=width,
         lean=fast,
@@ -321,7 +322,8 @@ def _pass(recipe: Recipe, blueprint: Blueprint, layout: RankLayout, fast: bool) 
         tensor=layout.tensor,
         sequence=sequence,
         expert=layout.expert,
-        selective=block.activation_checkpointing == "selective",
+        selective=selective,
+        anew=policy.dtensor_cfg.recompute_mlp_layers if selective else 0,
     )
     layers = kept_by_layer(model, blueprint.linears, keeping)
     kept = sum(layers)
@@ -347,3 +349,19 @@ def trains(blueprint: Blueprint) -> Callable[[Linear], bool]:
     adapted = {site.name for site in blueprint.adapters}
     fused = {(site.layer, site.kind) for site in blueprint.adapters}
     return lambda linear: linear.name in adapted or (linear.layer, _WHOLE.get(linear.kind, "")) in fused
+
+
+def mlps_in_one(blueprint: Blueprint) -> bool:
+    """Whether each layer's gate, up, activation and down can be one operation.
+
+    They have no bias then, and adapters on both sides of the activation. Where they are one, the fast path
+    can make gate and up anew.
+    """
+    model = blueprint.model
+    if model is None or model.mlp_bias:
+        return False
+    sides = {(site.layer, site.kind) for site in blueprint.adapters}
+    return all(
+        (layer, "down") in sides and ((layer, "gate") in sides or (layer, "up") in sides)
+        for layer in range(model.layers)
+    )

@@ -152,6 +152,7 @@ def _limits(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
         yield from _experts(recipe, shape)
     if policy.backend == "dtensor":
         yield from _experts_and_mixers(recipe, shape)
+        yield from _recomputed(recipe, shape)
 
 
 def _experts_and_mixers(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
@@ -174,6 +175,16 @@ def _experts_and_mixers(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
     if dtensor.lora_cfg.enabled and dtensor.lora_cfg.experts != "off" and not experts:
         key = "policy.dtensor_cfg.lora_cfg.experts"
         yield f"{key} is {dtensor.lora_cfg.experts}, but the model has no experts; set off"
+
+
+def _recomputed(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
+    """Layers whose gate and up are made anew are some of those that make anew what is cheap."""
+    dtensor, key = recipe.policy.dtensor_cfg, "policy.dtensor_cfg.recompute_mlp_layers"
+    count = dtensor.recompute_mlp_layers
+    if count and not dtensor.activation_checkpointing:
+        yield f"{key} is {count}, which needs activation_checkpointing: selective; set that, or 0"
+    elif count > shape.layers:
+        yield f"{key} is {count}, but the model has {shape.layers} layers; set at most {shape.layers}"
 
 
 def _experts(recipe: Recipe, shape: ModelShape) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lora_suite.blueprint.facts import Blueprint
-from lora_suite.blueprint.memory import HEADROOM, unit_of
+from lora_suite.blueprint.memory import HEADROOM, mlps_in_one, unit_of
 from lora_suite.blueprint.sharding import MemoryPlan, plan_memory
 from lora_suite.config.schema import Block, Recipe
 
@@ -74,6 +74,8 @@ def _candidates(
     block = policy.dtensor_cfg if dtensor else policy.megatron_cfg
     if dtensor and not block.activation_checkpointing and not _routed(blueprint):
         yield *_with(recipe, f"{backend}.activation_checkpointing", "selective"), _selects(recipe)
+    if dtensor and block.activation_checkpointing == "selective":
+        yield from _more_anew(recipe, blueprint)
     if block.activation_checkpointing is not True:
         yield *_with(recipe, f"{backend}.activation_checkpointing", True), False
     tensor = 2 * plan.layout.tensor
@@ -83,6 +85,14 @@ def _candidates(
     length = policy.max_total_sequence_length // 2
     if length and length % policy.make_sequence_length_divisible_by == 0:
         yield *_with(recipe, "policy.max_total_sequence_length", length), True
+
+
+def _more_anew(recipe: Recipe, blueprint: Blueprint) -> Iterator[tuple[Recipe, str, str, bool]]:
+    """Gate and up made anew in ever more layers."""
+    layers = blueprint.model.layers if blueprint.model is not None else 0
+    fast = _selects(recipe) and mlps_in_one(blueprint)
+    for count in range(recipe.policy.dtensor_cfg.recompute_mlp_layers + 1, layers + 1):
+        yield *_with(recipe, "policy.dtensor_cfg.recompute_mlp_layers", count), fast
 
 
 def _routed(blueprint: Blueprint) -> bool:

@@ -147,6 +147,7 @@ class DTensor(Block):
     cpu_offload: bool
     sequence_parallel: bool
     activation_checkpointing: Recomputation
+    recompute_mlp_layers: NonNegative
     fast_path: Literal["auto", "off"]
     sharding: Literal["auto", "replicate", "hsdp", "fsdp"]
     dp_replicate_size: Positive | None

@@ -162,6 +162,9 @@ def test_checkpointing_keeps_inputs_and_one_layer() -> None:
     assert found.activations == 32 * 2 * 4096 * 4096 + whole.activations // 32
 
 
+LAYERS = "policy.dtensor_cfg.recompute_mlp_layers=3"
+
+
 def test_selective_checkpointing_of_the_fast_path_by_hand() -> None:
     keys = "policy.dtensor_cfg.activation_checkpointing=selective"
     # Both sums; queries, keys, values, context; gate and up. Norms and activations are made anew.
@@ -173,6 +176,9 @@ def test_selective_checkpointing_of_the_fast_path_by_hand() -> None:
     assert lora.activations == 4096 * (32 * token + 2 * 4096)
     whole = estimate(EIGHT, *LORA, *rows(1, 4096), fast=True)
     assert whole.activations == 32 * 4096 * (token + 2 * (2 * 4096 + 14336))
+    # Of three layers gate and up are made anew, too.
+    anew = estimate(EIGHT, *LORA, *rows(1, 4096), keys, LAYERS, fast=True)
+    assert lora.activations - anew.activations == 3 * 4096 * 2 * 2 * 14336
     # Of an MLP whose second linear alone has an adapter the activation is kept.
     down = "policy.dtensor_cfg.lora_cfg.target_modules=['*down_proj']"
     some = estimate(EIGHT, *LORA, *rows(1, 4096), keys, down, fast=True)
@@ -194,6 +200,9 @@ def test_selective_checkpointing_keeps_products_on_the_plain_path() -> None:
     token = 2 * (3 * 4096 + (4096 + 2 * 1024 + 4096) + 2 * 14336) + 4 * 32
     assert found.activations == 32 * 4096 * token
     assert found.activations < 0.6 * estimate(EIGHT, *LORA, *rows(1, 4096)).activations
+    # Of three layers nothing is kept but the input.
+    anew = estimate(EIGHT, *LORA, *rows(1, 4096), keys, LAYERS)
+    assert anew.activations == 4096 * (29 * token + 3 * 2 * 4096)
 
 
 def test_megatron_keeps_gradients_and_shards_its_optimizer() -> None:

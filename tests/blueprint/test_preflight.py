@@ -203,6 +203,17 @@ def test_what_a_hybrid_model_does_not_have_is_refused(override, message):
     assert message in text
 
 
+def test_products_are_recomputed_of_layers_that_recompute():
+    layers = "policy.dtensor_cfg.recompute_mlp_layers"
+    text = refusal(TINY_LORA, f"{layers}=1")
+    assert f"{layers} is 1, which needs activation_checkpointing: selective; set that, or 0" in text
+    some = "policy.dtensor_cfg.activation_checkpointing=selective"
+    assert f"{layers} is 3, but the model has 2 layers; set at most 2" in refusal(
+        TINY_LORA, some, f"{layers}=3"
+    )
+    check(TINY_LORA, some, f"{layers}=2")
+
+
 def test_experts_are_split_evenly_and_only_where_there_are_any():
     three = ["cluster.gpus_per_node=3", "policy.train_global_batch_size=12", "sft.val_global_batch_size=12"]
     text = refusal(TINY_HYBRID, *three, "policy.dtensor_cfg.expert_parallel_size=3")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from lora_suite.blueprint import preflight
+from lora_suite.blueprint.memory import mlps_in_one
 from lora_suite.blueprint.remedy import Change, remedy
 from lora_suite.blueprint.sharding import plan_memory
 from lora_suite.config import load_recipe
@@ -74,6 +75,20 @@ def test_the_fast_path_recomputes_in_part_and_stays_fast() -> None:
     assert found is not None
     assert (found.key, found.value) == ("policy.dtensor_cfg.activation_checkpointing", "selective")
     assert 26 < found.total / 2**30 < 29
+
+
+def test_then_products_of_as_many_layers_as_it_takes() -> None:
+    # A tenth of 27.4 GiB must go, and gate and up are 224 MiB a layer: 12.5 of them.
+    found = advice(
+        *LORA, *on(1, 1), "policy.dtensor_cfg.activation_checkpointing=selective", gib=30, fast=True
+    )
+    assert found is not None
+    assert (found.key, found.value) == ("policy.dtensor_cfg.recompute_mlp_layers", "13")
+    # Adapters of attention alone leave the MLP several operations, so the fast path does not do it.
+    attention = "policy.dtensor_cfg.lora_cfg.target_modules=['*q_proj','*v_proj']"
+    keys = [*LORA, attention, *on(1, 1), "policy.dtensor_cfg.activation_checkpointing=selective"]
+    recipe = load_recipe(EIGHT, [*QUIET, *keys]).recipe
+    assert not mlps_in_one(preflight(recipe, EIGHT))
 
 
 def test_experts_are_not_recomputed_in_part() -> None:

@@ -32,13 +32,14 @@ from lora_suite.train.fast.linears import (
 
 @dataclass(frozen=True)
 class NormOps:
-    """The operations around a norm: `entry_kernels.add_norm` and `entry_kernels.norm_backward`.
+    """The operations around a norm: `add_norm`, `norm_backward` and `norm_again` of `entry_kernels`.
 
     recompute: whether n is made anew in the backward pass instead of being kept.
     """
 
     add_norm: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     backward: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    again: Callable[..., torch.Tensor]
     recompute: bool = False
 
 
@@ -46,7 +47,7 @@ def norm_ops(recompute: bool = False) -> NormOps:
     """The kernels; where Triton and a GPU are."""
     from lora_suite.train.fast import entry_kernels as kernels
 
-    return NormOps(kernels.add_norm, kernels.norm_backward, recompute)
+    return NormOps(kernels.add_norm, kernels.norm_backward, kernels.norm_again, recompute)
 
 
 Kept = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

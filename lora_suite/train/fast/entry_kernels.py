@@ -109,6 +109,26 @@ def _(
     return x.new_empty(tokens, width + len(a)), states, x.new_empty(tokens, dtype=torch.float32)
 
 
+@torch.library.custom_op("lora_suite::norm_again", mutates_args=())
+def norm_again(
+    after: torch.Tensor, states: torch.Tensor, weight: torch.Tensor, eps: float, a: torch.Tensor
+) -> torch.Tensor:
+    """[n, t] of h = states once more, in the backward pass.
+
+    after: a gradient. Nothing of it is read, but a compiler that sees it asked for cannot make n in the
+    forward pass, and keep it.
+    """
+    wide: torch.Tensor = add_norm(states, None, weight, eps, a)[0]
+    return wide
+
+
+@norm_again.register_fake
+def _(
+    after: torch.Tensor, states: torch.Tensor, weight: torch.Tensor, eps: float, a: torch.Tensor
+) -> torch.Tensor:
+    return states.new_empty(len(states), states.shape[1] + len(a))
+
+
 @torch.library.custom_op("lora_suite::norm_backward", mutates_args=())
 def norm_backward(
     d_normal: torch.Tensor,

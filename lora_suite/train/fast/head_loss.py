@@ -95,6 +95,8 @@ class _HeadLoss(torch.autograd.Function):
             torch.mm(gradient, head, out=d_states[part])
             if d_head is not None:
                 d_head.addmm_(gradient.t(), states[part])
+            # Before the next chunk's logits: a kernel's gradient stands where the logits were.
+            del gradient
         ctx.save_for_backward(d_states, d_head)
         return total
 

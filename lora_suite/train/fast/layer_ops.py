@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,6 +22,10 @@ class LayerOps:
     gated: GatedOps | None = None
     norm: NormOps | None = None
     rotary: RotaryOps | None = None
+
+    def with_products_anew(self) -> LayerOps:
+        """The same, and gate and up are made anew in the backward pass."""
+        return replace(self, gated=self.gated and replace(self.gated, products=True))
 
 
 NO_KERNELS = LayerOps()

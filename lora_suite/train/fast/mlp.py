@@ -6,6 +6,7 @@
 
 with act = silu(gate) · up and d its gradient by gate and up. See `linears` for the frames. act may be
 kept for dA₂ or, where a weight trains, for dW₂; or the kernel that reads gate and up for d writes it anew.
+Where the norm before is part of it gate and up, too, may be made anew from the sum that the norm keeps.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ from lora_suite.train.fast.linears import (
 class GatedOps:
     """The two operations around the gated activation: `kernels.gated` and `kernels.gated_backward`.
 
-    recompute: whether the activation is made anew in the backward pass instead of being kept.
+    recompute: whether the activation is made anew in the backward pass instead of being kept. products:
+    whether gate and up are, too.
     """
 
     gated: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -56,6 +58,7 @@ class GatedOps:
         [torch.Tensor, torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor]
     ]
     recompute: bool = False
+    products: bool = False
 
 
 def kernel_ops(dtype: torch.dtype, recompute: bool = False) -> GatedOps | None:
@@ -308,22 +311,29 @@ class _NormedMlp(torch.autograd.Function):
         one = pair.layouts[0]
         narrow, of_norm, states = entered(x, residual, weight, eps, norm, first[one.out :, : one.inputs])
         gate_up, kept, y = _forward(pair, narrow, first, second)
-        narrow = room_alone(narrow, one) if again else narrow
-        ctx.save_for_backward(*of_norm, narrow, gate_up, kept, first, second)
-        ctx.norm, ctx.pair, ctx.again, ctx.tp = norm, pair, again, tp
+        of_first = () if pair.ops.products else (room_alone(narrow, one) if again else narrow, gate_up)
+        ctx.save_for_backward(*of_norm, kept, first, second, *of_first)
+        ctx.norm, ctx.eps, ctx.pair, ctx.again, ctx.tp = norm, eps, pair, again, tp
         return y, states
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        states, inverses, weight, narrow, gate_up, kept, first, second = ctx.saved_tensors
+        states, inverses, weight, kept, first, second, *of_first = ctx.saved_tensors
         pair: _Pair = ctx.pair
-        one = pair.layouts[0]
-        normal, t = parted(narrow, one)
-        t = narrow if ctx.again else t
+        one, again = pair.layouts[0], ctx.again
+        if of_first:
+            narrow, gate_up = of_first
+            normal, t = parted(narrow, one)
+            t = narrow if again else t
+        else:
+            a = first[one.out :, : one.inputs]
+            narrow, again = ctx.norm.again(gradients[0], states, weight, ctx.eps, a), False
+            gate_up = narrow @ first[: one.out].t()
+            normal, t = parted(narrow, one)
         ours, others = _backward(pair, gradients[0], t, gate_up, kept, first, second)
         d_normal, of_norm = ctx.tp.summed(ours.beside @ first[:, : one.inputs]), (states, inverses, weight)
         weighted = ctx.needs_input_grad[2]
-        dx, d_weight, anew = left(d_normal, gradients[1], of_norm, ctx.norm, weighted, ctx.again)
+        dx, d_weight, anew = left(d_normal, gradients[1], of_norm, ctx.norm, weighted, again)
         normal = normal if anew is None else anew
         factors = [*pushed(ours, normal, one, pair.first, pair.counts[0]), *others]
         return dx, dx, d_weight, *7 * (None,), *factors

@@ -361,6 +361,9 @@ def test_selective_checkpointing_stays_on_the_fast_path_where_its_kernels_are():
     assert refusal(Setting((PADDED, some), precision="bfloat16")) is None
     assert "the layers are PEFT's" in str(refusal(Setting((LORA, PADDED, PEFT, some), precision="bfloat16")))
     assert "no kernels of float64" in str(refusal(Setting((LORA, PADDED, some), precision="float64")))
+    layers = "policy.dtensor_cfg.recompute_mlp_layers=1"
+    assert refusal(Setting((LORA, PADDED, some, layers), precision="bfloat16")) is None
+    assert "recompute_mlp_layers" in str(refusal(Setting((PADDED, some, layers), precision="bfloat16")))
 
 
 def test_a_bias_that_every_rank_would_add_is_named(tmp_path):

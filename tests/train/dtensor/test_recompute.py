@@ -80,6 +80,21 @@ def test_the_same_step_without_a_product_more(tmp_path, arm, world):
         assert plain[3]["rsqrt"] < some[3]["rsqrt"] <= every[3]["rsqrt"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2])
+def test_of_some_layers_everything_is_computed_again(tmp_path, world):
+    """Of the first of two: half of the products that computing everything again takes, but for o and down."""
+    some = (LORA, f"{KEY}=selective")
+    arms = [(LORA,), some, (*some, "policy.dtensor_cfg.recompute_mlp_layers=1"), (LORA, f"{KEY}=true")]
+    settings = [Setting(arm, precision="float64", world=world) for arm in arms]
+    for plain, selective, half, every in run_ranks(world, tmp_path / "ranks", steps, settings):
+        assert half[:2] == plain[:2]
+        assert all(torch.equal(one, other) for one, other in zip(half[2], plain[2], strict=True))
+        assert attention(half) - attention(plain) == 1
+        assert attention(every) - attention(plain) == 2
+        assert products(selective) < products(half) < products(every)
+
+
 def test_nothing_is_added_twice_into_what_is_kept(tmp_path):
     """Biases, and adapters with dropout, whose masks are drawn again: a product may be written into once."""
     biased = tmp_path / "biased.json"

@@ -38,8 +38,13 @@ def norm_backward(d_normal, d_states, states, inverse, weight, weighted, recompu
     return d_x, (d_normal * unit).sum(0), (unit * weight)[: None if recompute else 0]
 
 
+def norm_again(after, states, weight, eps, a):
+    return add_norm(states, None, weight, eps, a)[0]
+
+
 def formulas(recompute):
-    return LayerOps(GatedOps(gated, gated_backward, recompute), NormOps(add_norm, norm_backward, recompute))
+    norm = NormOps(add_norm, norm_backward, norm_again, recompute)
+    return LayerOps(GatedOps(gated, gated_backward, recompute), norm)
 
 
 def kept_of(call):
@@ -68,13 +73,13 @@ def step(backend, micro):
 
 
 def by_formulas(setting, packed):
-    """A step without kernels, with formulas in their place, and with these and recomputation."""
+    """A step without kernels, with formulas in their place, and with these recomputation, of both kinds."""
     # transformers computes norms in float32 whatever comes, and so does the path without kernels.
     entry.rms_norm = lambda x, weight, eps: add_norm(x, None, weight, eps, weight.new_empty(0, len(weight)))[
         0
     ]
     found = []
-    for ops in (LayerOps(), formulas(False), formulas(True)):
+    for ops in (LayerOps(), formulas(False), formulas(True), formulas(True).with_products_anew()):
         backend = build(setting)
         backend.model.ops = ops
         for each in backend.model.layers:
@@ -105,13 +110,16 @@ SOME = "policy.dtensor_cfg.lora_cfg.target_modules=['*q_proj','*up_proj']"
 )
 def test_recomputation_changes_no_gradient(tmp_path, overrides, world, packed):
     setting = Setting(overrides, precision="float64", world=world)
-    for plain, kept, anew in run_ranks(world, tmp_path / "ranks", by_formulas, setting, packed):
-        for found in (kept, anew):
+    one_mlp = LORA in overrides and SOME not in overrides
+    for plain, kept, anew, products in run_ranks(world, tmp_path / "ranks", by_formulas, setting, packed):
+        for found in (kept, anew, products):
             assert found[:2] == pytest.approx(plain[:2], rel=1e-12)
             for mine, right in zip(found[2], plain[2], strict=True):
                 torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-15)
         assert all(torch.equal(one, other) for one, other in zip(kept[2], anew[2], strict=True))
         assert anew[3] < kept[3]
+        assert all(torch.equal(one, other) for one, other in zip(anew[2], products[2], strict=True))
+        assert products[3] < anew[3] if one_mlp else products[3] == anew[3]
 
 
 def check_layer(rank, thin, first):
@@ -127,6 +135,10 @@ def check_layer(rank, thin, first):
             made = layer(rank, layer_ops(torch.float32, recompute), thin)
             (y, gradients), kept = kept_of(partial(results, made, compiled, x, fed, dy))
             found[compiled, recompute] = (*y, *gradients), kept
+        if rank is not None:
+            made = layer(rank, layer_ops(torch.float32, True).with_products_anew(), thin)
+            (y, gradients), kept = kept_of(partial(results, made, compiled, x, fed, dy))
+            check_products((*y, *gradients), kept, found[compiled, True])
     for compiled in (None, "aot_eager_decomp_partition"):
         (right, before), (mine, after) = found[compiled, False], found[compiled, True]
         assert all(torch.equal(one, other) for one, other in zip(mine, right, strict=True))
@@ -134,6 +146,13 @@ def check_layer(rank, thin, first):
         norms = 1 if first and rank is not None else 2
         less = 10 * (norms * SHAPE["hidden"] + SHAPE["intermediate"]) * 4
         assert before - after >= less if compiled else before - after == less
+
+
+def check_products(mine, kept, anew):
+    """The same bits; gate and up of 10 tokens are kept no more, nor is t before them (padded to 16)."""
+    assert all(torch.equal(one, other) for one, other in zip(mine, anew[0], strict=True))
+    less = 10 * 2 * SHAPE["intermediate"] * 4
+    assert less <= anew[1] - kept <= less + 10 * 16 * 4
 
 
 def in_interpreter():

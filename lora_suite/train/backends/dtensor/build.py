@@ -99,7 +99,8 @@ def build(recipe: Recipe, recipe_path: Path, blueprint: Blueprint, device: torch
         prefetch_layers(model)
     if parallel.activation_checkpointing:
         selective = parallel.activation_checkpointing == "selective"
-        recompute_layers(model, bank.generator if bank is not None else None, selective)
+        dropout = bank.generator if bank is not None else None
+        recompute_layers(model, dropout, selective, parallel.recompute_mlp_layers)
     model.train()
     if bank is None:
         named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]

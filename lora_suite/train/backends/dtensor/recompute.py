@@ -9,12 +9,15 @@ taken for a product, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from lora_suite.train.backends.dtensor.parallel import decoder_layers
 
 if TYPE_CHECKING:
     from torch.utils.checkpoint import CheckpointPolicy
@@ -28,26 +31,33 @@ _ATTENTION = ("attention", "attn")
 
 
 def recompute_layers(
-    model: PreTrainedModel, dropout: torch.Generator | None, selective: bool = False
+    model: PreTrainedModel, dropout: torch.Generator | None, selective: bool = False, whole: int = 0
 ) -> None:
     """Checkpoint every decoder layer of `model` in training mode; the module tree stays as it is.
 
     Without reentrance, so that adapters get their gradients though the embedding is frozen
     (https://github.com/huggingface/transformers/issues/26221). dropout: the adapters' generator, whose masks
     the second pass must draw again; torch itself takes care of the default generators alone. selective:
-    compute again only what is no product.
+    compute again only what is no product, but of the first `whole` layers all.
     """
+    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
     makers: list[Callable[[], Passes]] = []
     if dropout is not None:
         makers.append(partial(_drawing_alike, dropout))
+    of_all = _arguments(makers)
     if selective:
-        from torch.utils.checkpoint import create_selective_checkpoint_contexts
-
         makers.append(partial(create_selective_checkpoint_contexts, _policy, allow_cache_entry_mutation=True))
-    kwargs: dict[str, Any] = {"use_reentrant": False}
-    if makers:
-        kwargs["context_fn"] = partial(_all_of, makers)
-    model.gradient_checkpointing_enable(kwargs)  # type: ignore[no-untyped-call]
+    model.gradient_checkpointing_enable(_arguments(makers))  # type: ignore[no-untyped-call]
+    for _, layer in islice(decoder_layers(model), whole):
+        assert hasattr(layer, "_gradient_checkpointing_func"), "where transformers keeps it"
+        layer._gradient_checkpointing_func = partial(checkpoint, **of_all)  # type: ignore[assignment]
+
+
+def _arguments(makers: Sequence[Callable[[], Passes]]) -> dict[str, Any]:
+    """Of torch's `checkpoint`."""
+    contexts = {"context_fn": partial(_all_of, tuple(makers))} if makers else {}
+    return {"use_reentrant": False, **contexts}
 
 
 def _policy(_: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -59,7 +69,7 @@ def _policy(_: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPoli
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _all_of(makers: list[Callable[[], Passes]]) -> Passes:
+def _all_of(makers: Sequence[Callable[[], Passes]]) -> Passes:
     """The contexts that each of `makers` makes, as one for each pass; made just before the first."""
     first, second = zip(*(make() for make in makers), strict=True)
     return _entered(first), _entered(second)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lora_suite.blueprint.facts import Blueprint
+from lora_suite.blueprint.memory import mlps_in_one
 from lora_suite.blueprint.sharding import named_sharding, plan_memory
 from lora_suite.blueprint.targets import AdapterSite
 from lora_suite.config.schema import Recipe
@@ -76,6 +77,9 @@ def refusal(recipe: Recipe, blueprint: Blueprint, memory: int) -> str | None:
         ),
         "activation_checkpointing is selective, and there are no kernels of float64": (
             selective and recipe.policy.precision == "float64"
+        ),
+        "recompute_mlp_layers is set, and some MLP has a bias or no adapters on a side of its activation": (
+            dtensor.recompute_mlp_layers > 0 and not mlps_in_one(blueprint)
         ),
         "lora_cfg.dropout is not 0": lora.enabled and lora.dropout > 0.0,
         "lora_cfg.lora_dtype is not the model's": (
@@ -163,6 +167,7 @@ def build(
             device=device,
             ops=layer_ops(dtype, parallel.activation_checkpointing == "selective") if gpu else NO_KERNELS,
             tp=tp,
+            anew=parallel.recompute_mlp_layers,
         )
     if bank is not None:
         for module in model.modules():

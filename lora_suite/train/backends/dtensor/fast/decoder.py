@@ -161,7 +161,8 @@ class Decoder(LayeredModel):
 
     make: of each stack of linears. trained: whether the other tensors (embedding, norms, head) train.
     rotation: for the longest row that will come. A tied head is the embedding. ops: kernels to use. shape:
-    of the whole model; its vocabulary, heads and MLP channels must divide by the tensor parallel ranks.
+    of the whole model; its vocabulary, heads and MLP channels must divide by the tensor parallel ranks. anew:
+    of so many layers, from the first, gate and up are not kept for the backward pass.
     """
 
     def __init__(
@@ -176,6 +177,7 @@ class Decoder(LayeredModel):
         device: torch.device,
         ops: LayerOps = NO_KERNELS,
         tp: TensorParallel = ALONE,
+        anew: int = 0,
     ) -> None:
         super().__init__()
         shape = part_of(shape, tp.size)
@@ -187,9 +189,10 @@ class Decoder(LayeredModel):
         self.tp = tp
         self.embedding = tensor(shape.vocab, shape.hidden)
         sizes = Sizes.of(shape, eps)
+        of_layer = [ops.with_products_anew() if index < anew else ops for index in range(shape.layers)]
         self.layers = nn.ModuleList(
-            DecoderLayer(f"model.layers.{index}", shape, sizes, make, tensor, ops, tp)
-            for index in range(shape.layers)
+            DecoderLayer(f"model.layers.{index}", shape, sizes, make, tensor, each, tp)
+            for index, each in enumerate(of_layer)
         )
         self.norm = tensor(shape.hidden)
         self.ops = ops
