@@ -7,6 +7,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 import torch
 from torch import nn
@@ -83,7 +84,9 @@ class GraphedBackend(TrainedBackend):
         self._pool = torch.cuda.graph_pool_handle() if gpu else None
         framed = [module for module in model.modules() if isinstance(module, FramedLinear)]
         experts = [module for module in model.modules() if isinstance(module, FramedExperts)]
+        self._leaves: list[nn.Parameter] = []
         if self.bank is not None:
+            self._leaves = _leaves(self.bank, framed)
             for each in experts:
                 self.bank.listeners.append(each.refresh)
                 each.refresh()
@@ -196,10 +199,29 @@ class GraphedBackend(TrainedBackend):
             blocks = Blocks.of(positions, boundaries, span, self._dtype)
         with sdpa_kernel(_ATTENTION, set_priority=True):
             loss = self._loss(input_ids, labels, blocks)
-            torch.autograd.backward(loss)
+            if self.bank is None:
+                torch.autograd.backward(loss)
+            else:
+                self._add(torch.autograd.grad(loss, self._leaves, allow_unused=True))
         if self._full is not None:
             self._full.reduced()
         return loss.detach()
+
+    def _add(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Add to the bank's gradients, all in one go: by itself autograd launches an addition for each."""
+        pairs = [
+            (leaf.grad, each)
+            for leaf, each in zip(self._leaves, gradients, strict=True)
+            if leaf.grad is not None and each is not None
+        ]
+        torch._foreach_add_([ours for ours, _ in pairs], [each for _, each in pairs])
+
+
+def _leaves(bank: AdapterBank, framed: Sequence[FramedLinear]) -> list[nn.Parameter]:
+    """What gradients are taken by: the factors of stacked linears, joined or not, and all others."""
+    joined = [cast(nn.Parameter, factor) for linear in framed for factor in linear.factors]
+    inside = {id(each) for linear in framed for each in linear.adapters.parameters()}
+    return joined + [each for each in bank.parameters() if id(each) not in inside]
 
 
 def _after(first: Callable[[], None], compute: Compute, *tensors: torch.Tensor) -> torch.Tensor:
