@@ -69,7 +69,7 @@ def on_two_ranks():
     return found | {"refusal": str(refusal.value)}
 
 
-def reentrant(model, dropout, selective):
+def reentrant(model, *_):
     """Recompute as trainers did that took back what transformers does for frozen embeddings."""
     model.gradient_checkpointing_enable({"use_reentrant": True})
     model.disable_input_require_grads()
