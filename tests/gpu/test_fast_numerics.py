@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gc
 import json
+import math
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,21 @@ def test_gradients_are_as_close_to_float64_as_the_eager_path(tmp_path: Path, alo
     assert {key: ratio for key, ratio in ratios.items() if ratio > 2.0} == {}
 
 
+def peak_of_a_pass(backend: Any) -> int:
+    """Bytes that forward and backward pass of one micro batch need beside what is there before.
+
+    Of the second pass outside a graph: in the first one libraries allocate their workspaces.
+    """
+    for _ in range(2):
+        # A compiled backend is a cycle: an older one that goes meanwhile would be counted as saved.
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        backend._compute(None, *batch(0).tensors)
+    return torch.cuda.max_memory_allocated() - before
+
+
 @pytest.mark.parametrize("rank", [8, 128])
 def test_recomputation_in_part_gives_the_same_gradients_for_less(
     tmp_path: Path, alone: None, rank: int
@@ -124,12 +141,8 @@ def test_recomputation_in_part_gives_the_same_gradients_for_less(
         keys = f"activation_checkpointing={which}", f"recompute_mlp_layers={layers}"
         more = [f"policy.dtensor_cfg.{key}" for key in keys]
         backend = build("fast", setting(tmp_path, "bfloat16", rank, *more))
-        # A compiled backend is a cycle: one that goes while this one is measured would be counted as saved.
-        gc.collect()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
         found.append(torch.cat(list(gradients(backend).values())))
-        peaks.append(torch.cuda.max_memory_allocated() - before)
+        peaks.append(peak_of_a_pass(backend))
         del backend
     # Sums of atomic additions in attention's gradient vary from run to run.
     for mine in found[1:]:
@@ -159,18 +172,30 @@ def curve(backend: Any, order: list[int], micro: int) -> list[float]:
     return losses
 
 
-def test_losses_of_20_steps_stay_within_the_eager_path_s_own_rounding(tmp_path: Path, alone: None) -> None:
-    """What rounding does to the eager path: rows in another order or in other micro batches are the same
-    training, but for the order of sums. Twice the widest gap between such runs is allowed."""
+def distance(mine: list[float], other: list[float]) -> float:
+    """Root of the mean square of what two curves differ by."""
+    return math.sqrt(statistics.fmean((one - two) ** 2 for one, two in zip(mine, other, strict=True)))
+
+
+def test_losses_of_20_steps_are_as_close_to_float64_as_the_eager_path(tmp_path: Path, alone: None) -> None:
+    """Rows in another order, or in other micro batches, are the same training but for the order of sums.
+
+    The measure is the distance from float64, not that between such runs of the eager path: these round alike
+    in most places, so that they are nearer to one another than any of them is to the truth.
+    """
+    orders = (([0, 1, 2, 3], 4), ([3, 1, 0, 2], 4), ([0, 1, 2, 3], 2), ([2, 3, 0, 1], 1))
+    exact = curve(build("eager", setting(tmp_path, "float64", 8)), *orders[0])
     made = setting(tmp_path, "bfloat16", 8)
-    eager = [
-        curve(build("eager", made), order, micro)
-        for order, micro in (([0, 1, 2, 3], 4), ([3, 1, 0, 2], 4), ([0, 1, 2, 3], 2), ([2, 3, 0, 1], 1))
-    ]
-    quick = curve(build("fast", made), [0, 1, 2, 3], 4)
-    spread = max(max(at) - min(at) for at in zip(*eager, strict=True))
-    gap = max(abs(ours - theirs) for ours, theirs in zip(quick, eager[0], strict=True))
-    print(f"loss {quick[0]:.4f} to {quick[-1]:.4f}; eager's spread {spread:.1e}, fast apart by {gap:.1e}")
+    eager = [curve(build("eager", made), *order) for order in orders]
+    quick = curve(build("fast", made), *orders[0])
+    spread = max(distance(one, eager[0]) for one in eager[1:])
+    apart = [distance(one, exact) for one in (*eager, quick)]
+    last = max(each[-1] for each in eager) - min(each[-1] for each in eager)
+    print(
+        f"loss {quick[0]:.4f} to {quick[-1]:.4f}; from float64: eager {min(apart[:-1]):.1e} to "
+        f"{max(apart[:-1]):.1e}, fast {apart[-1]:.1e}; eager's orders from one another {spread:.1e}; "
+        f"after {STEPS} steps {last:.1e}, fast from eager {abs(quick[-1] - eager[0][-1]):.1e}"
+    )
     assert quick[-1] < quick[0] - 0.02
-    assert 0.0 < spread < 0.05
-    assert gap <= 2 * spread
+    assert 0.0 < spread < max(apart[:-1]) < 1e-3
+    assert apart[-1] <= 2 * max(apart[:-1])
