@@ -29,6 +29,8 @@ TOTAL_STEP_TIME = "timing/train/total_step_time"
 STEP_TIME = "timing/train/step_time"
 FLOOR_TIME = "performance/floor_seconds"
 FLOOR_RATIO = "performance/floor_ratio"
+RECEIVED = "traffic/received_gib"
+LEAST_RECEIVED = "traffic/floor_gib"
 INVARIANTS_TIME = "timing/train/invariants"
 PHASES = ("data", "forward_backward", "grad_sync", "optimizer", "validation", "checkpointing")
 
@@ -50,6 +52,10 @@ CATALOG: tuple[MetricName, ...] = (
     MetricName("performance/model_tflops_per_gpu", "TFLOP/s", "LoRA-aware arithmetic over step time"),
     MetricName(FLOOR_TIME, "s", "what no implementation of the step can beat on this GPU"),
     MetricName(FLOOR_RATIO, "", "step time over the analytical floor of the GPU model"),
+    MetricName(
+        RECEIVED, "GiB", "received over NVLink by the first rank's GPU in the step, as the driver counts"
+    ),
+    MetricName(LEAST_RECEIVED, "GiB", "the same by the floor's formulas, on one node"),
     MetricName("ray/node.N.gpu.M.mem_gb", "GiB", "device memory in use, sampled; keyed by seconds"),
     MetricName("memory/peak_allocated_gib", "GiB", "peak allocated, maximum over ranks; on CPU the peak RSS"),
     MetricName("memory/peak_reserved_gib", "GiB", "peak reserved by the allocator, maximum over ranks"),

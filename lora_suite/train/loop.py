@@ -129,9 +129,13 @@ class Trainer:
         kill_if_due(recipe.debug.faults, self._topology.rank, step)
         run_out_of_memory_if_due(recipe.debug.faults, self._topology.rank, step)
         lr = self._learning_rate(step)
+        if self._reporter is not None:
+            self._reporter.begin()
         timer.start()
         scalars = self._update(step, batch, lr)
         own_seconds = timer.seconds
+        if self._reporter is not None:
+            self._reporter.end()
         loss = scalars.loss_sum / batch.supervised
         validation_loss = None
         if self._validation_due(step):

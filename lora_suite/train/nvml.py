@@ -8,6 +8,9 @@ from typing import Any
 import torch
 
 GIB = 2**30
+_KIB = 2**10
+_ALL_LINKS = 0xFFFFFFFF
+"""In place of a link's number: their sum (nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)."""
 
 
 class Gpus:
@@ -56,6 +59,21 @@ class Gpus:
             }
             for handle in self._handles
         ]
+
+    def received_gib(self, index: int) -> float | None:
+        """What a GPU has received over NVLink since the driver counts, in GiB without protocol.
+
+        None where it has no links, or the driver does not tell.
+        """
+        if index >= len(self._handles):
+            return None
+        field = getattr(self._nvml, "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", None)
+        if field is None:
+            return None
+        found = self._ask(self._nvml.nvmlDeviceGetFieldValues, self._handles[index], [(field, _ALL_LINKS)])
+        if found is None or found[0].nvmlReturn != self._nvml.NVML_SUCCESS:
+            return None
+        return int(found[0].value.ullVal) * _KIB / GIB
 
     def processes(self) -> list[list[int]]:
         """Ids of the processes that compute on each GPU, as the driver knows them; none where it won't tell.

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +248,15 @@ def _open_reporter(job: Job, parts: Parts, gpus: Gpus, monitor: MemoryMonitor | 
     record.health["before"] = health(gpus)
     interval = recipe.logger.gpu_monitoring.flush_interval
     writer = MetricsWriter(open_sinks(recipe, record, job.files, keep_until=parts.done or None))
-    return Reporter(record, job.files, writer, _speed(recipe, parts), end, monitor, interval)
+    speed, received = _speed(recipe, parts), _received(recipe, gpus)
+    return Reporter(record, job.files, writer, speed, end, monitor, interval, received)
+
+
+def _received(recipe: Recipe, gpus: Gpus) -> Callable[[], float | None]:
+    """What the first rank's GPU has received so far, where there are others to receive from."""
+    if not recipe.logger.monitor_gpus or recipe.world_size == 1:
+        return lambda: None
+    return partial(gpus.received_gib, 0)
 
 
 def _fast_path(recipe: Recipe, backend: Backend) -> FastPath:
@@ -330,4 +339,5 @@ def _speed(recipe: Recipe, parts: Parts) -> Speed:
         world_size=recipe.world_size,
         flops_per_slot=blueprint.flops_per_token("full" if blueprint.rank is None else "lora"),
         floor=StepFloor(recipe, blueprint, parts.plan.layout, gpu).of if gpu is not None else None,
+        link=gpu.link if gpu is not None and recipe.cluster.num_nodes == 1 else None,
     )

@@ -18,9 +18,11 @@ from lora_suite.plan.metric_names import (
     FLOOR_RATIO,
     FLOOR_TIME,
     GRAD_NORM,
+    LEAST_RECEIVED,
     LOSS,
     LR,
     PHASES,
+    RECEIVED,
     STEP_TIME,
     TOTAL_STEP_TIME,
     VALID_TOKENS,
@@ -79,12 +81,20 @@ class Speed:
     """What turns seconds into performance metrics.
 
     world_size: GPUs (processes on a CPU machine). flops_per_slot: arithmetic of one token slot, None where
-    the model's shape is not known. floor: of a step with so many slots, None without the GPU's peaks.
+    the model's shape is not known. floor: of a step with so many slots, None without the GPU's peaks. link:
+    bytes a second by which the floor's communication is reckoned, None where it is not NVLink's alone.
     """
 
     world_size: int
     flops_per_slot: float | None
     floor: Callable[[int], Floor] | None
+    link: float | None = None
+
+    def least_received(self, work: Work) -> dict[str, float]:
+        """What a rank receives at the least in a step over NVLink."""
+        if self.floor is None or self.link is None:
+            return {}
+        return {LEAST_RECEIVED: self.floor(work.slots).communication * self.link / 2**30}
 
     def metrics(self, work: Work, seconds: float) -> dict[str, float]:
         """Throughput, arithmetic and floor ratio of a step that took `seconds`."""
@@ -124,7 +134,7 @@ class Reporter:
     """Takes one report a step; writes metrics.json and run.json every few seconds and at the end.
 
     last_step: where the training will end. monitor: of this node's memory, asked every `sample_interval`
-    seconds.
+    seconds. received: what this rank's GPU has received from others up to now, in GiB.
     """
 
     def __init__(
@@ -136,6 +146,7 @@ class Reporter:
         last_step: int,
         monitor: MemoryMonitor | None = None,
         sample_interval: float = _SECONDS_BETWEEN_WRITES,
+        received: Callable[[], float | None] = lambda: None,
     ) -> None:
         self.record = record
         # What a continued run's record says is true of the metrics that it continues.
@@ -146,6 +157,9 @@ class Reporter:
         self._monitor = monitor
         self._sample_interval = sample_interval
         self._sampled = time.monotonic()
+        self._received = received
+        self._counter: float | None = None
+        self._traffic: float | None = None
         self._last_step = last_step
         self._first_step = record.segments[-1]
         self._console = Console()
@@ -159,6 +173,15 @@ class Reporter:
     def start_clock(self) -> None:
         """Say that the first step begins now; the time left is reckoned from here."""
         self._began = time.monotonic()
+
+    def begin(self) -> None:
+        """Say that a step is about to begin."""
+        self._counter = self._received()
+
+    def end(self) -> None:
+        """Say that the step's own work is done, before what may come after it, such as a validation."""
+        now = self._received()
+        self._traffic = now - self._counter if now is not None and self._counter is not None else None
 
     def step(self, report: StepReport) -> None:
         """Take a finished step."""
@@ -222,6 +245,7 @@ class Reporter:
             STEP_TIME: step_time,
             **{f"timing/train/{phase}": seconds for phase, seconds in phases.items()},
             **self._speed.metrics(report.work, step_time),
+            **self._received_in_step(report.work),
             **{name: peak.gib for name, peak in report.peaks.items()},
             **report.lora,
             **{f"data/{name}": float(self.record.data[name]) for name in _COUNTS if name in self.record.data},
@@ -229,6 +253,11 @@ class Reporter:
         if report.validation_loss is not None:
             values[VALIDATION_LOSS] = report.validation_loss
         return values
+
+    def _received_in_step(self, work: Work) -> dict[str, float]:
+        if self._traffic is None:
+            return {}
+        return {RECEIVED: self._traffic, **self._speed.least_received(work)}
 
     def _look(self, report: StepReport) -> Progress:
         done = report.step - self._first_step + 1

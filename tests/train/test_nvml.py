@@ -17,6 +17,7 @@ class FakeNvml:
     """Two GPUs on the node; CUDA sees the second alone."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+    NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, NVML_SUCCESS = 139, 0
 
     class NVMLError(Exception):
         pass
@@ -46,6 +47,11 @@ class FakeNvml:
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
         return 4
 
+    def nvmlDeviceGetFieldValues(self, handle: str, fields: list[tuple[int, int]]) -> list[Any]:
+        # A field without a link's number is that of link 0 alone.
+        assert fields == [(139, 2**32 - 1)]
+        return [SimpleNamespace(nvmlReturn=self.NVML_SUCCESS, value=SimpleNamespace(ullVal=3 * 2**19))]
+
 
 @pytest.fixture
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +77,45 @@ def test_figures_of_the_gpu_that_cuda_sees(one_gpu: None, monkeypatch: pytest.Mo
     ]
 
 
+def test_what_a_gpu_received_is_counted_in_kib_over_all_links(
+    one_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    assert Gpus().received_gib(0) == 1.5
+    assert Gpus().received_gib(1) is None
+
+
+class WithoutLinks(FakeNvml):
+    """A GPU of whose links the driver tells nothing."""
+
+    def nvmlDeviceGetFieldValues(self, handle: str, fields: list[tuple[int, int]]) -> list[Any]:
+        return [SimpleNamespace(nvmlReturn=3, value=SimpleNamespace(ullVal=0))]
+
+
+class Refusing(FakeNvml):
+    """A driver that does not know the question."""
+
+    def nvmlDeviceGetFieldValues(self, handle: str, fields: list[tuple[int, int]]) -> list[Any]:
+        raise self.NVMLError
+
+
+class Old(FakeNvml):
+    """A library from before this counter."""
+
+    NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("driver", [WithoutLinks, Refusing, Old])
+def test_what_is_not_counted_is_not_zero(
+    one_gpu: None, monkeypatch: pytest.MonkeyPatch, driver: type[FakeNvml]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", driver())
+    assert Gpus().received_gib(0) is None
+
+
 def test_without_gpu_or_nvml_there_is_nothing(one_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert (len(Gpus()), Gpus().driver(), Gpus().health()) == (0, None, [])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert len(Gpus()) == 0
+    assert Gpus().received_gib(0) is None

@@ -23,7 +23,7 @@ from lora_suite.train.data.slicing import PaddedRows
 from lora_suite.train.loop import Scalars, Trainer
 from lora_suite.train.program import NOTHING_TO_DO
 from lora_suite.train.topology import Axis
-from tests.train.conftest import LORA, Run
+from tests.train.conftest import LORA, Run, small_recipe
 from tests.train.fake_backend import FakeBackend
 
 PER_STEP = (
@@ -45,6 +45,7 @@ PER_STEP = (
     "performance/model_tflops_per_gpu",
     "memory/peak_allocated_gib",
 )
+TWO = "cluster.gpus_per_node=2"
 SAVE = ("checkpointing.enabled=true", "checkpointing.save_period=2", "checkpointing.metric_name=null")
 
 
@@ -221,6 +222,43 @@ def test_gpu_memory_is_sampled_under_the_public_name(run: Run, monkeypatch: pyte
     assert during["samples"] >= 2
     assert during["throttled"] == {"4": during["samples"]}
     assert (during["others"], during["other_pids"]) == (1, [1])
+
+
+def test_what_crosses_links_is_counted_over_the_steps_own_work(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = 0
+    train, evaluate = FakeBackend.optimizer_step, FakeBackend.evaluate
+
+    def moves(inner: Callable[..., Any], gib: int) -> Callable[..., Any]:
+        def moving(*arguments: Any) -> Any:
+            nonlocal counter
+            counter += gib
+            return inner(*arguments)
+
+        return moving
+
+    monkeypatch.setattr(FakeBackend, "optimizer_step", moves(train, 3))
+    monkeypatch.setattr(FakeBackend, "evaluate", moves(evaluate, 5))
+    monkeypatch.setattr(program, "_received", lambda recipe, gpus: lambda: float(counter))
+    run.train("sft.val_period=1")
+    assert run.metrics["validation/loss"]
+    assert list(run.metrics["traffic/received_gib"].values()) == [3.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "asked"),
+    [(("logger.monitor_gpus=true",), False), (("logger.monitor_gpus=true", TWO), True), ((TWO,), False)],
+)
+def test_the_driver_is_asked_where_there_are_others_to_receive_from(
+    overrides: tuple[str, ...], asked: bool
+) -> None:
+    class Counting:
+        def received_gib(self, index: int) -> float:
+            assert index == 0
+            return 7.0
+
+    assert program._received(small_recipe(*overrides), Counting())() == (7.0 if asked else None)  # type: ignore[arg-type]
 
 
 def test_too_few_epochs_are_a_warning(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,36 @@ def test_arithmetic_and_floor_are_per_gpu() -> None:
     assert metrics["performance/tokens_per_sec_per_gpu"] == pytest.approx(1.25)
 
 
+def test_what_a_step_received_leaves_out_what_comes_after_it(tmp_path: Path) -> None:
+    # The counter at the beginnings and ends of two steps: a validation between them moved 5 GiB.
+    counter = iter([10.0, 12.5, 17.5, 20.0])
+    record = RunRecord(run_id="r", case="c", started="2026-01-01T00:00:00+00:00", recipe={}, recipe_hash="h")
+    files = RunDir(tmp_path)
+    # 0.5 s at 4 GiB a second.
+    speed = Speed(2, None, lambda slots: Floor(slots / 64, 0.75, 0.5, 0.5), link=4.0 * 2**30)
+    taker = Reporter(
+        record, files, MetricsWriter([JsonSink(files.metrics)]), speed, 4, received=lambda: next(counter)
+    )
+    for step in (1, 2):
+        taker.begin()
+        taker.end()
+        taker.step(report(step))
+    taker.close()
+    for step in (1, 2):
+        metrics = values(tmp_path, step)
+        assert (metrics["traffic/received_gib"], metrics["traffic/floor_gib"]) == (2.5, 2.0)
+        assert all(known(name) for name in metrics)
+
+
+def test_traffic_that_nobody_counts_is_no_metric(tmp_path: Path) -> None:
+    taker = reporter(tmp_path, Speed(1, None, lambda slots: Floor(slots / 64, 0.75, 0.5, 0.5), link=1.0))
+    taker.begin()
+    taker.end()
+    taker.step(report(1))
+    taker.close()
+    assert not [name for name in values(tmp_path) if name.startswith("traffic/")]
+
+
 def test_the_record_has_the_terms_of_the_floor(tmp_path: Path) -> None:
     taker = reporter(tmp_path, Speed(1, None, lambda slots: Floor(slots / 64, 0.75, 0.25, 0.5)))
     taker.step(report(1))
