@@ -14,7 +14,8 @@ from lora_suite.train.backends.dtensor import fast
 from lora_suite.train.backends.dtensor.build import build as build_plain
 from lora_suite.train.batch import MicroBatch, Segments
 from tests.train.dtensor.ranks import LORA, RECIPES, Setting, rows, run_ranks
-from tests.train.dtensor.test_fast import PEFT, packed_rows, wake
+from tests.train.dtensor.test_fast import PEFT, wake
+from tests.train.dtensor.test_fast_packed import packed_rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -13,7 +13,8 @@ from lora_suite.train.batch import MicroBatch
 from lora_suite.train.models.mamba import recurrence
 from tests.gpu.test_fast_packed import difference, graphed, one_step
 from tests.train.dtensor.ranks import LORA, TINY_HYBRID, Setting, rows, run_ranks
-from tests.train.dtensor.test_fast import BLOCK, packed_rows
+from tests.train.dtensor.test_fast import BLOCK
+from tests.train.dtensor.test_fast_packed import packed_rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

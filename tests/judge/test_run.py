@@ -24,30 +24,12 @@ from tests.judge.helpers import (
     LORA,
     LOSS_FALLS,
     ROOT,
-    STEPS,
-    Damage,
-    healthy,
     make_case,
     planned,
     states,
     write_run,
 )
-
-
-def judged(
-    tmp_path: Path,
-    damage: Damage | None = None,
-    *,
-    stem: str = FULL,
-    ended: Ended | None = DONE,
-    checks: tuple[DeclaredCheck, ...] | None = None,
-    steps: int = STEPS,
-    **options: Any,
-) -> RunVerdict:
-    """Write one damaged run and judge it."""
-    case = make_case(stem, checks)
-    run_dir = write_run(tmp_path / "run", case, steps=steps, damage=damage)
-    return judge_run(case, planned(stem), run_dir, ended, **options)
+from tests.judge.runs import judged, put, record
 
 
 def test_metrics_of_another_run_of_the_same_length_are_missing(tmp_path):
@@ -155,141 +137,6 @@ class TestHowItEnded:
     def test_a_status_that_no_judging_driver_has_is_not_explained_by_a_failed_check(self, tmp_path):
         checks = (DeclaredCheck('data["train/loss"]["10"] < 1.0', line=6),)
         assert judged(tmp_path, ended=Ended(how="done", status=77), checks=checks).state == "ERROR"
-
-
-def cut(name: str, *steps: int) -> Damage:
-    """Remove steps of a series."""
-
-    def damage(metrics, record):
-        for step in steps:
-            del metrics[name][str(step)]
-
-    return damage
-
-
-def put(name: str, step: int, value: Any) -> Damage:
-    """Replace one value."""
-
-    def damage(metrics, record):
-        metrics[name][str(step)] = value
-
-    return damage
-
-
-def drop(name: str) -> Damage:
-    """Remove a series."""
-    return lambda metrics, record: metrics.pop(name)
-
-
-def empty(name: str) -> Damage:
-    """Empty a series."""
-    return lambda metrics, record: metrics[name].clear()
-
-
-def record(**changes: Any) -> Damage:
-    """Change the record."""
-    return lambda metrics, record: record.update(changes)
-
-
-NOT_PASSING: dict[str, tuple[Damage, str, str]] = {
-    "other case": (record(case=LORA), "MISSING", f"run.json is of case {LORA}"),
-    "other step count": (record(steps_done=9), "MISSING", "counts 9 steps"),
-    "no metrics at all": (lambda metrics, _: metrics.clear(), "MISSING", "counts 10 steps"),
-    "empty loss": (empty("train/loss"), "MISSING", "counts 10 steps"),
-    "hole in loss": (cut("train/loss", 4, 5), "MISSING", "no value at step 4-5"),
-    "no step time": (drop("timing/train/step_time"), "MISSING", "not in metrics.json"),
-    "no total": (drop("timing/train/total_step_time"), "MISSING", "not in metrics.json"),
-    "no tokens": (drop("train/global_valid_toks"), "MISSING", "not in metrics.json"),
-    "empty step time": (empty("timing/train/step_time"), "MISSING", "empty"),
-    "short step time": (cut("timing/train/step_time", 9, 10), "MISSING", "no value at step 9-10"),
-    "hole in memory": (cut("memory/peak_allocated_gib", 2), "MISSING", "no value at step 2"),
-    "null loss": (put("train/loss", 3, None), "FAIL", "not finite at step 3"),
-    "null last loss": (put("train/loss", 10, None), "FAIL", "not finite at step 10"),
-    "nan as text": (put("train/grad_norm", 3, "nan"), "FAIL", "not finite at step 3"),
-    "null validation": (put("validation/loss", 10, None), "FAIL", "not finite at step 10"),
-    "recorded as not finite": (record(nonfinite={"train/loss": [6]}), "FAIL", "not finite at step 6"),
-}
-
-
-@pytest.mark.parametrize(("damage", "state", "words"), NOT_PASSING.values(), ids=NOT_PASSING.keys())
-def test_damaged_data_never_pass(tmp_path, damage, state, words):
-    verdict = judged(tmp_path, damage)
-    assert verdict.state == state
-    assert words in " ".join([verdict.message, *(check.message for check in verdict.checks)])
-
-
-@pytest.mark.parametrize("stem", [FULL, LORA])
-def test_no_single_value_can_be_lost_or_broken_unseen(tmp_path, stem):
-    case = make_case(stem, ())
-    whole, _ = healthy(case, 1)
-    for name in whole:
-        for step in whole[name]:
-            place = tmp_path / name.replace("/", "-") / step
-            broken = judge_run(
-                case, planned(stem), write_run(place, case, damage=put(name, int(step), None)), DONE
-            )
-            assert broken.state == "FAIL", (name, step)
-            if name != "validation/loss":
-                lost = judge_run(
-                    case, planned(stem), write_run(place, case, damage=cut(name, int(step))), DONE
-                )
-                assert lost.state == "MISSING", (name, step)
-
-
-def test_series_that_are_not_ours_are_left_to_the_checks(tmp_path):
-    def damage(metrics, record):
-        metrics["custom/metric"] = {"1": None, "7": 3.0}
-
-    assert judged(tmp_path, damage).state == "PASS"
-
-
-@pytest.mark.parametrize("steps", [1, 3, 9])
-def test_a_short_run_is_missing_whatever_its_checks_would_say(tmp_path, steps):
-    verdict = judged(tmp_path, steps=steps)
-    assert (verdict.state, verdict.message) == ("MISSING", f"reached {steps} of 10 steps")
-    assert verdict.steps_done == steps
-    assert verdict.checks == []
-
-
-def test_more_steps_than_declared_are_fine(tmp_path):
-    assert judged(tmp_path, steps=12).state == "PASS"
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("metrics.json", None, "metrics.json"),
-        ("metrics.json", "", "counts 10 steps"),
-        ("metrics.json", "{", "JSON"),
-        ("metrics.json", "[]", "metrics.json"),
-        ("metrics.json", '{"train/loss": 3}', "train/loss"),
-        ("run.json", None, "no run.json"),
-        ("run.json", "", "run.json is damaged"),
-        ("run.json", "{}", "run.json is damaged"),
-    ],
-)
-def test_unreadable_files_are_missing(tmp_path, name, content, words):
-    case = make_case()
-    run_dir = write_run(tmp_path / "run", case)
-    (run_dir / name).unlink()
-    if content is not None:
-        (run_dir / name).write_text(content)
-    verdict = judge_run(case, planned(), run_dir, DONE)
-    assert verdict.state == "MISSING"
-    assert words in verdict.message
-
-
-@pytest.mark.parametrize("name", ["metrics.json", "run.json"])
-def test_files_that_are_no_text_are_missing(tmp_path, name):
-    case = make_case()
-    run_dir = write_run(tmp_path / "run", case)
-    (run_dir / name).write_bytes(b"\xff\xfe{}")
-    assert judge_run(case, planned(), run_dir, DONE).state == "MISSING"
-
-
-def test_a_run_without_a_directory_did_not_run(tmp_path):
-    verdict = judge_run(make_case(), planned(), tmp_path / "none", None)
-    assert (verdict.state, verdict.message) == ("MISSING", "did not run")
 
 
 class TestIdentity:

@@ -15,7 +15,8 @@ from lora_suite.train.backends import graphed
 from lora_suite.train.batch import MicroBatch, Segments
 from lora_suite.train.fast.capture import NotCaptured
 from tests.train.dtensor.ranks import LORA, TINY_HYBRID, Setting, rows, run_ranks
-from tests.train.dtensor.test_fast import build_fast, packed_rows, wake
+from tests.train.dtensor.test_fast import build_fast, wake
+from tests.train.dtensor.test_fast_packed import packed_rows
 
 THREE_AND_ONE = (slice(0, 3), slice(3, 4))
 

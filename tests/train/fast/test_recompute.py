@@ -18,7 +18,8 @@ from lora_suite.train.fast.layer_ops import LayerOps, layer_ops
 from lora_suite.train.fast.mlp import GatedOps
 from tests.train.dtensor.fast_ranks import build
 from tests.train.dtensor.ranks import LORA, Setting, rows, run_ranks, share
-from tests.train.dtensor.test_fast import factors, packed_rows
+from tests.train.dtensor.test_fast import factors
+from tests.train.dtensor.test_fast_packed import packed_rows
 from tests.train.fast.interpreter import check_in_interpreter
 from tests.train.fast.test_entry import SHAPE, layer, results
 from tests.train.fast.test_mlp import gated, gated_backward
