@@ -90,14 +90,11 @@ class Speed:
     floor: Callable[[int], Floor] | None
     link: float | None = None
 
-    def least_received(self, work: Work) -> dict[str, float]:
-        """What a rank receives at the least in a step over NVLink."""
-        if self.floor is None or self.link is None:
-            return {}
-        return {LEAST_RECEIVED: self.floor(work.slots).communication * self.link / 2**30}
+    def metrics(self, work: Work, seconds: float, received: float | None = None) -> dict[str, float]:
+        """Throughput, arithmetic, floor ratio and traffic of a step that took `seconds`.
 
-    def metrics(self, work: Work, seconds: float) -> dict[str, float]:
-        """Throughput, arithmetic and floor ratio of a step that took `seconds`."""
+        received: GiB that came over NVLink, None where nobody counts.
+        """
         gpu_seconds = seconds * self.world_size
         values = {
             "performance/slots_per_sec_per_gpu": work.slots / gpu_seconds,
@@ -107,8 +104,12 @@ class Speed:
         if self.flops_per_slot is not None:
             values["performance/model_tflops_per_gpu"] = self.flops_per_slot * work.slots / gpu_seconds / 1e12
         if self.floor is not None:
-            floor = self.floor(work.slots).seconds
-            values |= {FLOOR_TIME: floor, FLOOR_RATIO: seconds / floor}
+            floor = self.floor(work.slots)
+            values |= {FLOOR_TIME: floor.seconds, FLOOR_RATIO: seconds / floor.seconds}
+            if received is not None and self.link is not None:
+                values[LEAST_RECEIVED] = floor.communication * self.link / 2**30
+        if received is not None:
+            values[RECEIVED] = received
         return values
 
 
@@ -244,8 +245,7 @@ class Reporter:
             TOTAL_STEP_TIME: report.seconds,
             STEP_TIME: step_time,
             **{f"timing/train/{phase}": seconds for phase, seconds in phases.items()},
-            **self._speed.metrics(report.work, step_time),
-            **self._received_in_step(report.work),
+            **self._speed.metrics(report.work, step_time, self._traffic),
             **{name: peak.gib for name, peak in report.peaks.items()},
             **report.lora,
             **{f"data/{name}": float(self.record.data[name]) for name in _COUNTS if name in self.record.data},
@@ -253,11 +253,6 @@ class Reporter:
         if report.validation_loss is not None:
             values[VALIDATION_LOSS] = report.validation_loss
         return values
-
-    def _received_in_step(self, work: Work) -> dict[str, float]:
-        if self._traffic is None:
-            return {}
-        return {RECEIVED: self._traffic, **self._speed.least_received(work)}
 
     def _look(self, report: StepReport) -> Progress:
         done = report.step - self._first_step + 1

@@ -10,15 +10,7 @@ from lora_suite.judge.run import judge_run
 from lora_suite.judge.verdict import RunVerdict
 from lora_suite.launch.record import Ended
 from lora_suite.plan.model import DeclaredCheck
-from tests.judge.helpers import (
-    DONE,
-    FULL,
-    STEPS,
-    Damage,
-    make_case,
-    planned,
-    write_run,
-)
+from tests.judge.helpers import DONE, FULL, STEPS, Damage, make_case, planned, write_run
 
 
 def judged(

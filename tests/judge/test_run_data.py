@@ -6,16 +6,7 @@ from __future__ import annotations
 import pytest
 
 from lora_suite.judge.run import judge_run
-from tests.judge.helpers import (
-    DONE,
-    FULL,
-    LORA,
-    Damage,
-    healthy,
-    make_case,
-    planned,
-    write_run,
-)
+from tests.judge.helpers import DONE, FULL, LORA, Damage, healthy, make_case, planned, write_run
 from tests.judge.runs import cut, drop, empty, judged, put, record
 
 NOT_PASSING: dict[str, tuple[Damage, str, str]] = {

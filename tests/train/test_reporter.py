@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,11 +46,13 @@ def report(step: int, loss: float = 2.0, gib: float = 1.0, rank: int = 0) -> Ste
     )
 
 
-def reporter(folder: Path, speed: Speed | None = None) -> Reporter:
+def reporter(
+    folder: Path, speed: Speed | None = None, received: Callable[[], float | None] = lambda: None
+) -> Reporter:
     record = RunRecord(run_id="r", case="c", started="2026-01-01T00:00:00+00:00", recipe={}, recipe_hash="h")
     files = RunDir(folder)
     writer = MetricsWriter([JsonSink(files.metrics)])
-    return Reporter(record, files, writer, speed or Speed(1, None, None), last_step=4)
+    return Reporter(record, files, writer, speed or Speed(1, None, None), last_step=4, received=received)
 
 
 def values(folder: Path, step: int = 1) -> dict[str, float]:
@@ -88,13 +91,9 @@ def test_arithmetic_and_floor_are_per_gpu() -> None:
 def test_what_a_step_received_leaves_out_what_comes_after_it(tmp_path: Path) -> None:
     # The counter at the beginnings and ends of two steps: a validation between them moved 5 GiB.
     counter = iter([10.0, 12.5, 17.5, 20.0])
-    record = RunRecord(run_id="r", case="c", started="2026-01-01T00:00:00+00:00", recipe={}, recipe_hash="h")
-    files = RunDir(tmp_path)
     # 0.5 s at 4 GiB a second.
     speed = Speed(2, None, lambda slots: Floor(slots / 64, 0.75, 0.5, 0.5), link=4.0 * 2**30)
-    taker = Reporter(
-        record, files, MetricsWriter([JsonSink(files.metrics)]), speed, 4, received=lambda: next(counter)
-    )
+    taker = reporter(tmp_path, speed, received=lambda: next(counter))
     for step in (1, 2):
         taker.begin()
         taker.end()

@@ -14,15 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from lora_suite.train.batch import IGNORED, MicroBatch, Segments
 from lora_suite.train.models import attention
 from tests.train.dtensor.ranks import LORA, Setting, rows, run_ranks
-from tests.train.dtensor.test_fast import (
-    MODELS,
-    PEFT,
-    build_fast,
-    factors,
-    model_file,
-    refusal,
-    wake,
-)
+from tests.train.dtensor.test_fast import MODELS, PEFT, build_fast, factors, model_file, refusal, wake
 
 
 def test_packs_are_of_one_shape_whatever_their_rows():
